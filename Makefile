@@ -1,0 +1,45 @@
+# Everything from a clean checkout: `make compare` runs the main job, `make test` the checks.
+# Needs only Python 3.11 or newer and make; the environment lives in .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup compare test lint types unit bench clean
+
+help:
+	@echo "make compare   set up, then run the paper's comparison on the digits data (under a minute)"
+	@echo "make test      set up, then lint, type check and test"
+	@echo "make bench     measure the trainers and the planner; results in docs/benchmarks.md"
+	@echo "make clean     remove the environment and the outputs"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "everfed needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+compare: $(READY)
+	$(BIN)/everfed compare
+
+test: lint types unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+unit: $(READY)
+	$(BIN)/pytest
+
+bench: $(READY)
+	$(BIN)/python benchmarks/trainers.py
+	$(BIN)/python benchmarks/planning.py
+
+clean:
+	rm -rf .venv everfed-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,63 @@
+"""The command's frame: its sub-commands, and one place where errors become sentences."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from everfed.cli import compare, fleet, run
+from everfed.errors import InputError
+
+app = typer.Typer(
+    name="everfed",
+    help="Federated learning for devices that live on harvested energy.\n\n"
+    "Start with [bold]everfed compare[/bold]: the paper's comparison on data that ship along, in under a minute.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("compare")(compare.compare)
+app.command("run")(run.run)
+app.command("plan")(fleet.plan)
+app.command("audit")(fleet.audit)
+
+
+def version(show: bool) -> None:
+    if show:
+        from everfed import __version__
+
+        typer.echo(f"everfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: bool = typer.Option(
+        False, "--version", callback=version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point: bad input is one sentence on standard error and exit code 2."""
+    debug = "--debug" in sys.argv
+    try:
+        app()
+    except InputError as error:
+        if debug:
+            raise
+        print(f"everfed: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("everfed: stopped.", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # `everfed plan | head`
+        sys.stderr.close()
+        raise SystemExit(0) from None
+
+
+if __name__ == "__main__":
+    main()

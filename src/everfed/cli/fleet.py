@@ -1,0 +1,173 @@
+"""`everfed plan` and `everfed audit`: what a fleet's energy does, before any training."""
+
+from __future__ import annotations
+
+import csv
+import json as json_module
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from everfed.cli import options as o
+from everfed.energy import Fleet
+from everfed.errors import lookup, some
+from everfed.experiment import build_fleet
+from everfed.methods import METHODS
+from everfed.scheduling import Audit, PlanStep
+from everfed.scheduling import audit as run_audit
+from everfed.scheduling import plan as make_plan
+
+
+def plan(
+    method: o.MethodName = "algorithm1",
+    rounds: o.Rounds = 20,
+    clients: o.Clients = 8,
+    cycles: o.Cycles = "1,5,10,20",
+    offsets: o.Offsets = "",
+    arrivals: o.ArrivalsName = "lump",
+    capacity: o.Capacity = 0.0,
+    seed: o.Seed = 0,
+    strict_horizon: Annotated[
+        bool, typer.Option("--strict-horizon", help="Refuse rounds that some cycle does not divide.")
+    ] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="One line a participation: round,client,scale.", rich_help_panel="Output")
+    ] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> None:
+    """Who trains in which round, and with which scale.
+
+    A plan depends on energy and chance alone, so it can be looked at, checked and shared before any training. Rounds
+    are produced one by one: a million clients stream through --csv.
+
+    Example: everfed plan --clients 1000 --rounds 100 --csv > plan.csv
+    """
+    screen = o.Screen(json, quiet, no_color)
+    fleet = _fleet(clients, cycles, offsets, arrivals, capacity)
+    policy = lookup(METHODS, method, "method").policy
+    steps = make_plan(fleet, policy, rounds, seed, strict_horizon=strict_horizon)
+    if as_csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(["round", "client", "scale"])
+        for step in steps:
+            writer.writerows(
+                [step.round, client, f"{scale:g}"]
+                for client, scale in zip(step.clients.tolist(), step.scales.tolist(), strict=True)
+            )
+    elif json:
+        _stream_json(steps)
+    else:
+        screen.out.print(_plan_table(steps, fleet, f"{METHODS[method].title}, seed {seed}"))
+
+
+def _stream_json(steps: Iterator[PlanStep]) -> None:
+    """A JSON list, written round by round."""
+    separator = "[\n"
+    for step in steps:
+        value = {"round": step.round, "clients": step.clients.tolist(), "scales": step.scales.tolist()}
+        print(separator + json_module.dumps({**value, "energy": step.energy.to_dict()}), end="")
+        separator = ",\n"
+    print("\n]")
+
+
+def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, title: str) -> Table:
+    out = Table(title=title, title_justify="left")
+    for column in ("round", "trains", "client×scale", "round weight", "harvested", "spent", "wasted"):
+        out.add_column(column, justify="left" if column == "client×scale" else "right")
+    for step in steps:
+        pairs = [f"{c}×{s:g}" for c, s in zip(step.clients.tolist(), step.scales.tolist(), strict=True)]
+        energy = step.energy
+        out.add_row(
+            str(step.round),
+            str(len(pairs)),
+            some(pairs, 10) or "-",
+            f"{step.scales.sum() / len(fleet):.2f}",
+            *(f"{amount:g}" for amount in (energy.harvested, energy.spent, energy.wasted)),
+        )
+    out.caption = "round weight: participants' scales times equal data shares, 1 on average if unbiased; energy so far"
+    out.caption_justify = "left"
+    return out
+
+
+def audit(
+    method: o.MethodName = "algorithm1",
+    rounds: o.Rounds = 1000,
+    clients: o.Clients = 40,
+    cycles: o.Cycles = "1,5,10,20",
+    offsets: o.Offsets = "",
+    arrivals: o.ArrivalsName = "lump",
+    capacity: o.Capacity = 0.0,
+    seeds: o.Seeds = "200",
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> None:
+    """Is a schedule unbiased, how noisy is it, and is the energy there?
+
+    Measured over many seeds, with the exact value beside it where a formula exists. A mean weight of 1 says that the
+    client counts by its data, as if it took part in every round.
+
+    Example: everfed audit --method greedy --cycles 1,5,10,20
+    """
+    screen = o.Screen(json, quiet, no_color)
+    fleet = _fleet(clients, cycles, offsets, arrivals, capacity)
+    policy = lookup(METHODS, method, "method").policy
+    seed_numbers = o.seed_list(seeds)
+    with screen.err.status(f"{len(seed_numbers)} runs of {rounds} rounds"):
+        result = run_audit(fleet, policy, rounds, len(seed_numbers), first_seed=seed_numbers[0])
+    if json:
+        screen.json(result.to_dict())
+        return
+    screen.out.print(_client_table(fleet, result, METHODS[method].title))
+    screen.out.print(_fleet_table(result))
+    screen.out.print(f"[bold]{METHODS[method].title}[/bold] is {result.verdict}")
+
+
+def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
+    out = Table(title=f"{title}: clients, measured (exact)", title_justify="left")
+    for column in ("energy group", "clients", "participation rate", "mean weight", "gap mean", "gap variance"):
+        out.add_column(column, justify="right" if column != "energy group" else "left")
+    for group in fleet.groups():
+        cells = []
+        for name in ("participation_rate", "mean_weight", "gap_mean", "gap_variance"):
+            measured, exact = getattr(result, name), getattr(result.exact, name)
+            # A client that trained less than twice has no gap.
+            known = measured[group.clients][~np.isnan(measured[group.clients])]
+            text = f"{known.mean():.4g}" if len(known) else "-"
+            cells.append(text if exact is None else f"{text} ({exact[group.clients].mean():.4g})")
+        out.add_row(group.label, str(len(group.clients)), *cells)
+    return out
+
+
+def _fleet_table(result: Audit) -> Table:
+    out = Table(title="fleet", title_justify="left")
+    for column in ("", "measured", "exact"):
+        out.add_column(column, justify="right" if column else "left")
+    rows = {
+        "round weight, mean": "round_weight_mean",
+        "round weight, variance": "round_weight_variance",
+        "update variance (equal unit deltas)": "update_variance",
+        "participations without energy, a run": "violations",
+    }
+    for text, name in rows.items():
+        exact = getattr(result.exact, name)
+        out.add_row(text, f"{getattr(result, name):.5g}", "-" if exact is None else f"{exact:.5g}")
+    return out
+
+
+def _fleet(clients: int, cycles: str, offsets: str, arrivals: str, capacity: float) -> Fleet:
+    return build_fleet(
+        clients,
+        o.whole_numbers(cycles, "--cycles"),
+        o.whole_numbers(offsets, "--offsets") or None,
+        arrivals,
+        capacity or None,
+    )

@@ -1,0 +1,78 @@
+"""Data sets by name. Each is a function returning a Dataset, and a row in `DATASETS`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.data.federated import FederatedData, checked
+from everfed.data.partition import SPLITS, arrange
+from everfed.energy.fleet import Fleet
+from everfed.errors import InputError, MissingExtraError, lookup, unknown
+from everfed.random import Purpose, permutation
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set that nobody owns yet."""
+
+    name: str
+    x: npt.NDArray[Any]
+    y: npt.NDArray[np.int64]
+    test_x: npt.NDArray[Any]
+    test_y: npt.NDArray[np.int64]
+    classes: int
+
+    def partition(
+        self, clients: int, how: str = "iid", *, fleet: Fleet | None = None, seed: int = 0, **options: Any
+    ) -> FederatedData:
+        """Hand every training sample to exactly one client.
+
+        how: "iid"; "dirichlet" (alpha=0.3, per="client" or "energy-group"); or "by-energy"
+        (strength=1.0). The last two need the fleet where they follow its energy.
+        """
+        split = lookup(SPLITS, how, "split")
+        accepted = inspect.signature(split).parameters
+        for option in options:
+            if option not in accepted:
+                valid = [p for p in accepted if p not in ("labels", "clients", "seed", "fleet")]
+                raise InputError(unknown(f"option of the '{how}' split", option, valid or ["(none)"]))
+        if not isinstance(clients, int | np.integer) or clients < 1:
+            raise InputError(f"clients is {clients!r}; a split needs a whole number of at least 1.")
+        if fleet is not None and len(fleet) != clients:
+            raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
+        if "fleet" in accepted:
+            options["fleet"] = fleet
+        order, starts = arrange(split(self.y, int(clients), seed=seed, **options), int(clients))
+        return checked(FederatedData(self.x, self.y, order, starts, self.test_x, self.test_y, self.classes, self.name))
+
+
+def load(name: str) -> Dataset:
+    """A data set by name.
+
+    >>> load("digits").x.shape
+    (1437, 1, 8, 8)
+    """
+    return lookup(DATASETS, name, "data set")()
+
+
+def digits() -> Dataset:
+    """1,797 handwritten digits of 8x8 pixels that ship with scikit-learn; a fixed 20 % is the test set."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError("the digits data ship with scikit-learn: pip install scikit-learn.") from error
+    raw = load_digits()
+    x = (raw.images / 16.0).astype(np.float32)[:, None]
+    y = raw.target.astype(np.int64)
+    shuffled = permutation(len(y), seed=0, purpose=Purpose.PARTITION)
+    test, train = np.split(shuffled, [360])
+    return Dataset("digits", x[train], y[train], x[test], y[test], classes=10)
+
+
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}

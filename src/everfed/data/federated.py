@@ -1,0 +1,123 @@
+"""Samples and who holds them.
+
+All training samples lie in one array; a client is a run of positions in `order`. So a round can
+gather the minibatches of any set of clients in one indexing operation, and clients may hold very
+different numbers of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.arrays import Ints
+from everfed.errors import InputError, some
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Training samples with their owners, and a common test set (which may be empty)."""
+
+    x: npt.NDArray[Any]  # [samples, ...]
+    y: npt.NDArray[Any]  # [samples]: int64 labels, or floats for regression
+    order: Ints  # sample numbers, client after client
+    starts: Ints  # [N + 1]: client i holds order[starts[i]:starts[i + 1]]
+    test_x: npt.NDArray[Any]
+    test_y: npt.NDArray[Any]
+    classes: int  # 0 for regression
+    name: str = "arrays"
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def sizes(self) -> Ints:
+        """D_i: how many samples each client holds."""
+        return np.diff(self.starts)
+
+    def shares(self) -> npt.NDArray[np.float64]:
+        """p_i = D_i / D."""
+        return self.sizes() / len(self.order)
+
+    def samples_of(self, client: int) -> Ints:
+        """The sample numbers of one client."""
+        return self.order[self.starts[client] : self.starts[client + 1]]
+
+    def label_counts(self) -> Ints:
+        """[N, classes]: how many samples of each class each client holds."""
+        counts = np.zeros((len(self), self.classes), np.int64)
+        owner = np.repeat(np.arange(len(self)), self.sizes())
+        np.add.at(counts, (owner, self.y[self.order]), 1)
+        return counts
+
+
+def from_arrays(
+    clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, name: str = "arrays"
+) -> FederatedData:
+    """Federated data from one (x, y) pair a client, and an optional (x, y) test set.
+
+    Integer labels make it classification; float targets, regression.
+
+    >>> data = from_arrays([(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])])
+    >>> data.sizes().tolist(), data.classes
+    ([3, 1], 2)
+    """
+    if len(clients) == 0:
+        raise InputError("no clients were given; data needs one (x, y) pair a client.")
+    pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+    empty = [i for i, (x, _) in enumerate(pairs) if len(x) == 0]
+    if empty:
+        raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
+    shapes = {x.shape[1:] for x, _ in pairs}
+    if len(shapes) > 1:
+        raise InputError(f"clients hold samples of different shapes: {some(sorted(map(str, shapes)))}.")
+    x = np.concatenate([x for x, _ in pairs])
+    y = np.concatenate([y for _, y in pairs])
+    starts = np.concatenate([[0], np.cumsum([len(x) for x, _ in pairs])])
+    test_x, test_y = _pair(test, "the test set") if test is not None else (x[:0], y[:0])
+    classes = 0 if y.dtype.kind == "f" else int(max(y.max(), test_y.max(initial=0))) + 1
+    return checked(FederatedData(x, y, np.arange(len(x)), starts, test_x, test_y, classes, name))
+
+
+def checked(data: FederatedData) -> FederatedData:
+    """The same data, or an error that names what is wrong with it and where."""
+    for x, y, where in ((data.x, data.y, "training"), (data.test_x, data.test_y, "test")):
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
+            raise InputError(f"{where} sample {some(bad)} contains NaN or infinite values; clean the data first.")
+        if data.classes:
+            bad = np.flatnonzero((y < 0) | (y >= data.classes))
+            if len(bad):
+                raise InputError(
+                    f"the label of {where} sample {some(bad)} is {y[bad[0]]}; "
+                    f"labels of {data.classes} classes run from 0 to {data.classes - 1}."
+                )
+        elif not np.isfinite(y).all():
+            bad = np.flatnonzero(~np.isfinite(y.reshape(len(y), -1)).all(axis=1))
+            raise InputError(f"the target of {where} sample {some(bad)} is NaN or infinite.")
+    empty = np.flatnonzero(data.sizes() == 0)
+    if len(empty):
+        raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
+    return data
+
+
+def _pair(pair: tuple[Any, Any], whose: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """NumPy arrays from lists, arrays or CPU tensors; floats as float32, labels as int64."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise InputError(f"{whose} must be a pair (x, y); got {type(pair).__name__}.")
+    x, y = np.asarray(pair[0]), np.asarray(pair[1])
+    samples, labels = (len(a) if a.ndim else 0 for a in (x, y))
+    if samples != labels or x.ndim == 0:
+        raise InputError(f"{whose} has {samples} samples but {labels} labels; give one label a sample.")
+    if x.dtype.kind in "fiub" and x.dtype != np.uint8:  # bytes stay bytes: images
+        x = x.astype(np.float32)
+    elif x.dtype != np.uint8:
+        raise InputError(f"the samples of {whose} must be numbers; they are {x.dtype}.")
+    if y.dtype.kind in "iub":
+        return x, y.astype(np.int64)
+    if y.dtype.kind != "f":
+        raise InputError(f"the labels of {whose} must be numbers; they are {y.dtype}.")
+    return x, y.astype(np.float32)

@@ -1,0 +1,115 @@
+"""Splits: which client gets which samples. Every sample is used exactly once.
+
+Each split is a function (labels, clients, ...) -> owner of every sample, and a row in `SPLITS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from everfed.arrays import Ints
+from everfed.energy.fleet import Fleet
+from everfed.errors import InputError
+from everfed.random import Purpose, derive, permutation
+
+
+def iid(labels: Ints, clients: int, *, seed: int) -> Ints:
+    """Shuffled and dealt evenly: all clients hold the same mix, and the same number to one."""
+    owner = np.empty(len(labels), np.int64)
+    owner[permutation(len(labels), seed, Purpose.PARTITION)] = np.arange(len(labels)) % clients
+    return owner
+
+
+def dirichlet(
+    labels: Ints, clients: int, *, seed: int, alpha: float = 0.3, per: str = "client", fleet: Fleet | None = None
+) -> Ints:
+    """Each class is spread over clients in proportions drawn from Dirichlet(alpha).
+
+    per: "client" draws proportions for every client (label skew that has nothing to do with
+        energy); "energy-group" draws them for the groups of equal cycle and deals evenly inside
+        a group, so that the skew follows the energy.
+    """
+    if not alpha > 0:
+        raise InputError(f"alpha is {alpha}; a Dirichlet split needs a positive alpha (small is more skewed).")
+    if per not in ("client", "energy-group"):
+        raise InputError(f"per is '{per}'; a Dirichlet split is per 'client' or per 'energy-group'.")
+    groups = [np.array([i]) for i in range(clients)] if per == "client" else _groups(fleet, clients)
+    weights = np.array([len(g) for g in groups]) / clients
+    gamma = np.random.default_rng(derive(seed, Purpose.PARTITION))
+    owner = np.empty(len(labels), np.int64)
+    for c, members in _by_class(labels, seed):
+        # Weighting by group size keeps the expected samples per client equal.
+        proportions = gamma.dirichlet(alpha * weights * len(groups))
+        bounds = np.round(np.cumsum(proportions) * len(members)).astype(np.int64)
+        for group, part in zip(groups, np.split(members, bounds[:-1]), strict=True):
+            owner[part] = _deal(group, len(part), start=c)
+    return owner
+
+
+def by_energy(labels: Ints, clients: int, *, seed: int, fleet: Fleet | None = None, strength: float = 1.0) -> Ints:
+    """Labels that follow energy: a part `strength` of every class belongs to one energy group.
+
+    0 is iid; 1 gives each group its own classes, best powered first (10 classes over 4 groups:
+    0-2, 3-5, 6-7, 8-9). In between, the rest of every class is dealt to all clients.
+    """
+    if not 0.0 <= strength <= 1.0:
+        raise InputError(f"strength is {strength}; a by-energy split takes a strength from 0 (iid) to 1.")
+    classes = int(labels.max()) + 1
+    groups = _groups(fleet, clients, at_most=classes)
+    home = np.concatenate([[g] * len(cs) for g, cs in enumerate(np.array_split(np.arange(classes), len(groups)))])
+    owner = np.empty(len(labels), np.int64)
+    shared = []
+    dealt = [0] * len(groups)
+    for c, members in _by_class(labels, seed):
+        own = round(strength * len(members))
+        group = home[c]
+        owner[members[:own]] = _deal(groups[group], own, start=dealt[group])
+        dealt[group] += own
+        shared.append(members[own:])
+    rest = np.concatenate(shared)
+    rest = rest[permutation(len(rest), seed, Purpose.PARTITION, stream=classes + 1)]
+    owner[rest] = np.arange(len(rest)) % clients
+    return owner
+
+
+SPLITS: dict[str, Callable[..., Ints]] = {"iid": iid, "dirichlet": dirichlet, "by-energy": by_energy}
+
+
+def arrange(owner: Ints, clients: int) -> tuple[Ints, Ints]:
+    """(order, starts) of `FederatedData`; a client left empty takes a sample from the richest."""
+    if len(owner) < clients:
+        raise InputError(f"{len(owner)} samples cannot be split over {clients} clients; every client needs one.")
+    owner = owner.copy()
+    counts = np.bincount(owner, minlength=clients)
+    for client in np.flatnonzero(counts == 0):
+        richest = int(np.argmax(counts))
+        owner[np.flatnonzero(owner == richest)[0]] = client
+        counts[richest] -= 1
+        counts[client] += 1
+    return np.argsort(owner, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+
+
+def _groups(fleet: Fleet | None, clients: int, at_most: int = 10) -> list[Any]:
+    if fleet is None:
+        raise InputError("this split follows the energy groups; pass fleet=.")
+    if len(fleet) != clients:
+        raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
+    return [g.clients for g in fleet.groups(at_most)]
+
+
+def _by_class(labels: Ints, seed: int) -> list[tuple[int, Ints]]:
+    """The samples of each class, shuffled."""
+    classes = int(labels.max()) + 1
+    out = []
+    for c in range(classes):
+        members = np.flatnonzero(labels == c)
+        out.append((c, members[permutation(len(members), seed, Purpose.PARTITION, stream=c + 1)]))
+    return out
+
+
+def _deal(group: Ints, cards: int, start: int) -> Ints:
+    """Owners of `cards` samples dealt round the group, going on where the last deal ended."""
+    return group[(start + np.arange(cards)) % len(group)]

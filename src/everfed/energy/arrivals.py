@@ -1,0 +1,86 @@
+"""When energy arrives, in units of one training round's cost.
+
+An arrival process is a pure function of (seed, client, round). It is asked one round at a time,
+for all clients at once, and never looks at the horizon, so its first rounds stay the same when a
+run grows longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from everfed.arrays import Bools, Floats, Ints, Seeds
+
+
+class Arrivals(Protocol):
+    """How much energy each client harvests in each round."""
+
+    @property
+    def cycles(self) -> Ints:
+        """[N] rounds a client needs to harvest one unit."""
+        ...
+
+    @property
+    def offsets(self) -> Ints:
+        """[N] the first round in which a client has energy."""
+        ...
+
+    @property
+    def window_capacity(self) -> Floats:
+        """[N] battery, in units, with which one participation per window never overflows."""
+        ...
+
+    def harvest(self, round: int, seed: Seeds) -> Floats:
+        """Units newly available to each client at the start of this round, [N].
+
+        With seeds of shape [S, 1], random processes return [S, N]; the others still [N].
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Lump:
+    """One whole unit at rounds o, o + E, o + 2E, ...: the model the paper tacitly uses.
+
+    A battery of one unit suffices: the unit of a window is spent before the next one arrives.
+    """
+
+    cycles: Ints
+    offsets: Ints
+
+    @property
+    def window_capacity(self) -> Floats:
+        return np.ones(len(self.cycles))
+
+    def harvest(self, round: int, seed: Seeds) -> Floats:
+        since_start = round - self.offsets
+        arrives: Bools = (since_start >= 0) & (since_start % self.cycles == 0)
+        return arrives.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Trickle:
+    """A unit in hand at round o, then 1/E of a unit at the end of every round.
+
+    A client that waits for its random slot can hold up to 2 - 1/E units, so a battery of one
+    unit overflows and some slots come too early to be paid for.
+    """
+
+    cycles: Ints
+    offsets: Ints
+
+    @property
+    def window_capacity(self) -> Floats:
+        capacity: Floats = 2.0 - 1.0 / self.cycles
+        return capacity
+
+    def harvest(self, round: int, seed: Seeds) -> Floats:
+        since_start = round - self.offsets
+        flow = np.where(since_start > 0, 1.0 / self.cycles, 0.0)
+        return np.where(since_start == 0, 1.0, flow)
+
+
+ARRIVALS: dict[str, type[Lump] | type[Trickle]] = {"lump": Lump, "trickle": Trickle}

@@ -1,0 +1,125 @@
+"""A fleet: how many clients, what each harvests, and how large its battery is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from everfed.arrays import Floats, Ints
+from everfed.energy.arrivals import ARRIVALS, Arrivals
+from everfed.errors import InputError, lookup, some
+
+# Philox gives a client 32 bits of its counter, and rounds and windows another 32.
+MAX_CYCLE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients with alike energy; `label` is how tables and figures name them."""
+
+    label: str
+    clients: Ints
+    cycles: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Clients and their energy. Build one with `Fleet.from_cycles`.
+
+    >>> fleet = Fleet.from_cycles([1, 5, 10, 20] * 10)
+    >>> len(fleet), fleet.cycles()[:4].tolist()
+    (40, [1, 5, 10, 20])
+    """
+
+    arrivals: Arrivals
+    capacity: Floats
+
+    @classmethod
+    def from_cycles(
+        cls,
+        cycles: Sequence[int] | Ints,
+        offsets: Sequence[int] | Ints | None = None,
+        *,
+        arrivals: str = "lump",
+        capacity: float | Sequence[float] | None = None,
+    ) -> Fleet:
+        """A fleet from the paper's renewal cycles E_i: rounds needed to harvest one unit.
+
+        offsets: the round at which each client starts (default 0: all hold a unit at round 0).
+        arrivals: "lump" (a unit at the start of every window) or "trickle" (1/E a round).
+        capacity: battery size in units (default: 1 for lump, 2 for trickle, which never waste
+            energy under Algorithm 1).
+        """
+        e = _whole_numbers(cycles, "cycle", least=1)
+        if len(e) == 0:
+            raise InputError("a fleet needs at least one client; cycles is empty.")
+        o = np.zeros(len(e), np.int64) if offsets is None else _whole_numbers(offsets, "offset", least=0)
+        if len(o) != len(e):
+            raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset a client.")
+        process = lookup(ARRIVALS, arrivals, "arrival process")(e, o)
+        size = np.ceil(process.window_capacity) if capacity is None else np.asarray(capacity, np.float64)
+        if size.ndim and len(size) != len(e):
+            raise InputError(f"{len(size)} capacities were given for {len(e)} clients; give one, or one a client.")
+        size = np.broadcast_to(size, len(e)).copy()
+        short = np.flatnonzero(~(size >= 1.0))
+        if len(short):
+            raise InputError(
+                f"a battery must hold one round's energy (capacity >= 1 unit); "
+                f"client {some(short)} has {size[short[0]]:g}."
+            )
+        return cls(process, size)
+
+    def __len__(self) -> int:
+        return len(self.capacity)
+
+    def cycles(self) -> Ints:
+        """E_i: rounds each client needs to harvest one round's energy, [N]."""
+        return self.arrivals.cycles
+
+    def offsets(self) -> Ints:
+        """The first round in which each client has energy, [N]."""
+        return self.arrivals.offsets
+
+    def groups(self, at_most: int = 10) -> list[Group]:
+        """Clients of equal cycle, best powered first; more cycles than `at_most` are merged.
+
+        Merging joins neighbouring cycles so that the groups hold about as many clients each.
+        """
+        distinct, which, counts = np.unique(self.cycles(), return_inverse=True, return_counts=True)
+        if len(distinct) > at_most:
+            middle = np.cumsum(counts) - counts / 2
+            band = np.minimum((middle * at_most / len(self)).astype(np.int64), at_most - 1)
+            _, band = np.unique(band, return_inverse=True)
+        else:
+            band = np.arange(len(distinct))
+        groups = []
+        for b in range(int(band.max()) + 1):
+            inside = distinct[band == b]
+            low, high = int(inside[0]), int(inside[-1])
+            label = f"E={low}" if low == high else f"E={low}-{high}"
+            groups.append(Group(label, np.flatnonzero(band[which] == b), (low, high)))
+        return groups
+
+    def undivided(self, rounds: int) -> Ints:
+        """Clients whose windows do not fit the horizon: their last window is cut short."""
+        left = np.maximum(rounds - self.offsets(), 0)
+        return np.flatnonzero(left % self.cycles() != 0)
+
+
+def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:
+    """An int64 array of whole numbers >= least, or an error that names the first bad client."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}s must be whole numbers; got {values!r}.") from None
+    if array.ndim != 1:
+        raise InputError(f"{name}s must be a flat list, one a client; got an array of {array.ndim} dimensions.")
+    bad = np.flatnonzero(~((array >= least) & (array <= MAX_CYCLE) & (np.floor(array) == array)))
+    if len(bad):
+        raise InputError(
+            f"the {name} of client {some(bad)} is {array[bad[0]]:g}; "
+            f"a {name} is a whole number of rounds from {least} to {MAX_CYCLE}."
+        )
+    return array.astype(np.int64)

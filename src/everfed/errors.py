@@ -1,0 +1,48 @@
+"""The one exception users meet, and the helpers that make its message useful.
+
+Every refusal says what is wrong, where, and what would be right, in one sentence. The
+command line prints that sentence and exits with 2; the library raises it as a ValueError.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class InputError(ValueError):
+    """Bad input from the user; the message is meant to be read as it is."""
+
+
+class MissingExtraError(InputError):
+    """An optional dependency is needed; the message names the extra that brings it."""
+
+
+class EverfedWarning(UserWarning):
+    """Something legal but worth knowing, such as a horizon that no cycle divides."""
+
+
+def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
+    """`table[name]`, or an error that names the nearest valid name and lists the others."""
+    if name in table:
+        return table[name]
+    raise InputError(unknown(kind, name, table))
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
+    """The sentence for a name that is not among the valid ones."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names)}."
+
+
+def some(items: Iterable[object], limit: int = 5) -> str:
+    """'3, 7, 9 and 12 more': a long list of culprits, short enough for one sentence."""
+    everything = [str(item) for item in items]
+    if len(everything) <= limit:
+        return ", ".join(everything)
+    return f"{', '.join(everything[:limit])} and {len(everything) - limit} more"

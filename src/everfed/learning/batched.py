@@ -1,0 +1,153 @@
+"""The batched trainer: all participants of a round side by side, through `torch.func`.
+
+Every client is a row of a matrix [clients, parameters]; one vectorised gradient and one optimiser
+step move all rows at once. Participants are trained in chunks that fit a memory budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from everfed.arrays import Ints
+from everfed.errors import InputError
+from everfed.learning.dropout import counted_dropout
+from everfed.learning.local import ClientStates, Task, Trained, as_input
+from everfed.learning.optim import rate
+
+# Without a budget from the user: this part of the memory that is free, and on a CPU no more than
+# _CPU_CEILING, since larger chunks gain nothing there.
+_PART_OF_FREE = 0.5
+_CPU_CEILING = 2 << 30
+
+# Matrices of one row a client that live at once besides the optimiser's state: parameters,
+# gradients, the parts they are concatenated from, and the optimiser's temporaries.
+_WORKING_COPIES = 6
+
+
+class Batched:
+    """Trains participants in chunks of many clients at once."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.module = task.module.train()
+        self.states = ClientStates(task.optimizer, len(task.data.sizes), task.layout.size, task.data.device)
+        self.bytes_per_client, self.drops = _trial(task)
+        self.chunk = max(1, _budget(task) // self.bytes_per_client)
+
+    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
+        for start in range(0, len(clients), self.chunk):
+            yield self._train_chunk(params, clients[start : start + self.chunk], round)
+
+    def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
+        task = self.task
+        who = torch.as_tensor(clients, device=params.device)
+        first = round * task.local_steps
+        numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)
+        rows = params.expand(len(clients), -1).clone()
+        if task.keep_state:
+            state = self.states.gather(clients)
+        else:
+            state = task.optimizer.init(len(clients), task.layout.size, params.device)
+        total = torch.zeros(len(clients), device=params.device)
+        for step in range(task.local_steps):
+            x, y = task.data.samples(numbers[:, step])
+            grads, losses = self._gradients(rows, x, y, who, first + step)
+            task.optimizer.step(rows, grads, state, rate(task.optimizer, first + step, task.iterations))
+            total += losses
+        if task.keep_state:
+            self.states.scatter(clients, state)
+        return Trained(clients, rows.sub_(params), total / task.local_steps)
+
+    def _gradients(self, rows: Tensor, x: Tensor, y: Tensor, who: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
+        """Each client's gradient [C, parameters] and minibatch loss [C].
+
+        Only the forward pass goes through vmap: the rows do not mix, so the gradient of the summed
+        losses is every client's own, and plain autograd finds it with half the overhead of
+        vmap(grad(...)).
+        """
+        rows = rows.detach().requires_grad_()
+        try:
+            outputs = vmap(self._forward, in_dims=(0, 0, 0, None), randomness="error")(rows, x, who, iteration)
+            losses = self._losses(outputs, y)
+            (grads,) = torch.autograd.grad(losses.sum(), rows)
+            return grads, losses.detach()
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"this model cannot be batched over clients ({reason}); use trainer='one-by-one'."
+            ) from error
+
+    def _forward(self, row: Tensor, x: Tensor, client: Tensor, iteration: int) -> Tensor:
+        """One client's outputs (under vmap)."""
+        weights = self.task.layout.unflatten(row)
+        if not self.drops:
+            return functional_call(self.module, weights, (x,))  # type: ignore[no-any-return]
+        with counted_dropout(self.task.seed, client, iteration):
+            return functional_call(self.module, weights, (x,))  # type: ignore[no-any-return]
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Each client's minibatch loss [C]."""
+        if self.task.loss is not F.cross_entropy:
+            return vmap(self.task.loss)(outputs, y)
+        # The common case in one call over all clients: under vmap, torch falls back to a slow decomposition.
+        each = F.cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1), reduction="none")
+        return each.view(y.shape).mean(dim=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.states.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.states.load_state_dict(state)
+
+
+def _trial(task: Task) -> tuple[int, bool]:
+    """(bytes one client's round needs, whether the model uses dropout), from one forward pass.
+
+    Activations are measured, not guessed, by counting what autograd saves. Catching torch's dropout
+    calls slows every operation down a little, so models without any are spared it.
+    """
+    saved: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    data = task.data
+    numbers = torch.zeros(task.batch_size, dtype=torch.int64, device=data.device)
+    dropout = counted_dropout(task.seed, numbers[0], 0)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t), dropout:
+        task.loss(task.module(as_input(data.x[numbers])), data.y[numbers])
+    state = task.optimizer.init(1, task.layout.size, data.device)
+    state_bytes = sum(t.numel() * t.element_size() for t in state.values())
+    # The backward pass holds gradients of activations while the saved ones are still there.
+    size = 4 * task.layout.size * _WORKING_COPIES + state_bytes + 2 * sum(saved.values())
+    return size, dropout.calls > 0
+
+
+def _budget(task: Task) -> int:
+    if task.memory_budget is not None:
+        return task.memory_budget
+    if task.data.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(task.data.device)
+        return int(free * _PART_OF_FREE)
+    return min(int(_free_memory() * _PART_OF_FREE), _CPU_CEILING)
+
+
+def _free_memory() -> int:
+    """Bytes of main memory that are available, or the CPU ceiling where nobody tells."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 2 * _CPU_CEILING

@@ -1,0 +1,112 @@
+"""How good a model is: overall, per class, and as each energy group would see it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from everfed.arrays import Floats
+from everfed.data.federated import FederatedData
+from everfed.energy.fleet import Fleet
+from everfed.learning.layout import Layout
+from everfed.learning.local import Loss, as_input
+
+# Test samples per forward pass: bounds the memory of an evaluation.
+_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One evaluation on the test set. Accuracies are None for regression."""
+
+    loss: float
+    accuracy: float | None = None
+    class_accuracy: tuple[float, ...] | None = None  # recall of each class; NaN where the test set has none
+    class_loss: tuple[float, ...] | None = None
+    group_accuracy: dict[str, float] | None = None  # test set re-weighted by each energy group's labels
+    group_loss: dict[str, float] | None = None
+
+    @property
+    def worst_group_accuracy(self) -> float | None:
+        return min(self.group_accuracy.values()) if self.group_accuracy else None
+
+    def to_dict(self) -> dict[str, Any]:
+        def finite(values: tuple[float, ...] | None) -> list[float | None] | None:
+            return None if values is None else [None if math.isnan(v) else v for v in values]
+
+        return {
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "worst_group_accuracy": self.worst_group_accuracy,
+            "class_accuracy": finite(self.class_accuracy),
+            "class_loss": finite(self.class_loss),
+            "group_accuracy": self.group_accuracy,
+            "group_loss": self.group_loss,
+        }
+
+
+class Evaluator:
+    """Evaluates flat parameters on a federation's test set."""
+
+    def __init__(
+        self, module: nn.Module, layout: Layout, data: FederatedData, fleet: Fleet, loss: Loss, device: torch.device
+    ) -> None:
+        self.module, self.layout, self.loss = module, layout, loss
+        self.x, self.y = torch.as_tensor(data.test_x, device=device), torch.as_tensor(data.test_y, device=device)
+        self.classes = data.classes
+        self.mixes: dict[str, Floats] = {}
+        if self.classes:
+            counts = data.label_counts()
+            self.mixes = {g.label: counts[g.clients].sum(axis=0).astype(np.float64) for g in fleet.groups()}
+
+    def __call__(self, params: Tensor) -> Metrics | None:
+        """None without a test set."""
+        if len(self.y) == 0:
+            return None
+        outputs = self._outputs(params)
+        if not self.classes:
+            return Metrics(float(self.loss(outputs, self.y)))
+        losses = F.cross_entropy(outputs, self.y, reduction="none")
+        correct = outputs.argmax(dim=1) == self.y
+        totals = _by_class(torch.ones_like(losses), self.y, self.classes)
+        with np.errstate(invalid="ignore"):
+            class_accuracy = _by_class(correct.to(losses.dtype), self.y, self.classes) / totals
+            class_loss = _by_class(losses, self.y, self.classes) / totals
+        return Metrics(
+            float(losses.mean()),
+            float(correct.to(torch.float64).mean()),
+            tuple(class_accuracy.tolist()),
+            tuple(class_loss.tolist()),
+            {label: _mixed(class_accuracy, mix) for label, mix in self.mixes.items()},
+            {label: _mixed(class_loss, mix) for label, mix in self.mixes.items()},
+        )
+
+    def _outputs(self, params: Tensor) -> Tensor:
+        weights = self.layout.unflatten(params)
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                return torch.cat([functional_call(self.module, weights, (as_input(x),)) for x in self.x.split(_BATCH)])
+        finally:
+            self.module.train(training)
+
+
+def _by_class(values: Tensor, labels: Tensor, classes: int) -> Floats:
+    sums = torch.zeros(classes, dtype=torch.float64, device=values.device)
+    sums.index_add_(0, labels, values.to(torch.float64))
+    return sums.cpu().numpy()
+
+
+def _mixed(per_class: Floats, mix: Floats) -> float:
+    """The mean over classes as one group holds them; classes that the test set lacks are left out."""
+    weights = np.where(np.isnan(per_class), 0.0, mix)
+    total = weights.sum()
+    return float(np.nansum(per_class * weights) / total) if total else math.nan

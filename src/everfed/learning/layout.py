@@ -1,0 +1,38 @@
+"""A model's parameters as one flat vector, and back.
+
+Clients are rows of a matrix [clients, parameters]: one operation then updates, scales or averages
+all parameters of all participants, and per-client optimiser state is gathered by row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Layout:
+    """Where each trainable parameter of a module lies in the flat vector."""
+
+    def __init__(self, module: nn.Module) -> None:
+        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in trainable]
+        self.shapes = [p.shape for _, p in trainable]
+        self.sizes = [p.numel() for _, p in trainable]
+        self.size = sum(self.sizes)
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """A copy of the module's trainable parameters, [size]."""
+        parameters = dict(module.named_parameters())
+        return torch.cat([parameters[name].detach().reshape(-1) for name in self.names])
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector by parameter name. One split, so that its gradient is one concatenation."""
+        parts = flat.split(self.sizes)
+        return {n: part.view(shape) for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}
+
+    def load(self, flat: Tensor, module: nn.Module) -> None:
+        """Copy a flat vector into the module's parameters."""
+        parameters = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.unflatten(flat).items():
+                parameters[name].copy_(value)

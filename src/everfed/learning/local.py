@@ -1,0 +1,138 @@
+"""What both trainers share: the task, the minibatches, the per-client optimiser state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from everfed.arrays import Ints
+from everfed.data.federated import FederatedData
+from everfed.learning.layout import Layout
+from everfed.learning.optim import Optimizer, State
+from everfed.random import Purpose, philox
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything about local training that does not change from round to round."""
+
+    module: nn.Module
+    layout: Layout
+    data: DeviceData
+    loss: Loss
+    optimizer: Optimizer
+    local_steps: int
+    batch_size: int
+    keep_state: bool  # each client's optimiser state survives from one of its rounds to its next
+    rounds: int  # for schedules that need the horizon
+    seed: int
+    memory_budget: int | None = None  # bytes the batched trainer may use; None: from what is free
+
+    @property
+    def iterations(self) -> int:
+        return self.rounds * self.local_steps
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Some participants' results. Chunks arrive in the order the participants were given."""
+
+    clients: Ints  # [C]
+    deltas: Tensor  # [C, parameters]: local parameters minus the server's
+    losses: Tensor  # [C]: mean minibatch loss over the local steps
+
+
+class Trainer(Protocol):
+    """Train participants from the server's parameters; `TRAINERS` lists the ways to do it.
+
+    Results do not depend on how participants are chunked, but for floating-point rounding.
+    """
+
+    def __init__(self, task: Task) -> None: ...
+
+    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class DeviceData:
+    """Federated data as tensors on the device that trains."""
+
+    def __init__(self, data: FederatedData, device: torch.device) -> None:
+        self.device = device
+        self.x = torch.as_tensor(data.x, device=device)
+        self.y = torch.as_tensor(data.y, device=device)
+        self.order = torch.as_tensor(data.order, device=device)
+        self.starts = torch.as_tensor(data.starts[:-1], device=device)
+        self.sizes = torch.as_tensor(data.sizes(), device=device)
+
+    def draw(self, clients: Tensor, first: int, steps: int, batch: int, seed: int) -> Tensor:
+        """Sample numbers [clients, steps, batch], drawn uniformly with replacement.
+
+        A draw depends on the seed, the client and the local iteration alone, so all methods
+        compared under one seed meet the same minibatches, on any device.
+        """
+        iteration = torch.arange(first, first + steps, device=self.device)[None, :, None]
+        block = torch.arange((batch + 3) // 4, device=self.device)
+        counter = torch.broadcast_tensors(iteration, block, clients[:, None, None])
+        words = philox((*counter, int(Purpose.BATCH)), (seed & 0xFFFFFFFF, seed >> 32))
+        word = torch.stack(words, dim=-1).flatten(2)[:, :, :batch]
+        within = (word * self.sizes[clients][:, None, None]) >> 32
+        return self.order[self.starts[clients][:, None, None] + within]
+
+    def samples(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return as_input(self.x[numbers]), self.y[numbers]
+
+
+def as_input(x: Tensor) -> Tensor:
+    """What a model sees: images stored as bytes become floats in [0, 1]."""
+    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+
+
+class ClientStates:
+    """Optimiser state of the clients seen so far, one row each; memory follows participants."""
+
+    def __init__(self, optimizer: Optimizer, clients: int, size: int, device: torch.device) -> None:
+        self.optimizer, self.size, self.device = optimizer, size, device
+        self.row_of = np.full(clients, -1, np.int64)
+        self.used = 0
+        self.table: State = optimizer.init(0, size, device)
+
+    def gather(self, clients: Ints) -> State:
+        """The rows of these clients; zeros for a client that has not trained before."""
+        rows = self._rows(clients)
+        return {name: column[rows] for name, column in self.table.items()}
+
+    def scatter(self, clients: Ints, state: State) -> None:
+        rows = self._rows(clients)
+        for name, column in self.table.items():
+            column[rows] = state[name]
+
+    def _rows(self, clients: Ints) -> Tensor:
+        new = clients[self.row_of[clients] < 0]
+        self.row_of[new] = np.arange(self.used, self.used + len(new))
+        self.used += len(new)
+        for name, column in self.table.items():
+            if self.used > len(column):
+                room = min(max(self.used, 2 * len(column)), len(self.row_of))
+                grown = column.new_zeros(room, *column.shape[1:])
+                grown[: len(column)] = column
+                self.table[name] = grown
+        return torch.as_tensor(self.row_of[clients], device=self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"row_of": self.row_of.copy(), **{n: c[: self.used].clone() for n, c in self.table.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.row_of = state["row_of"].copy()
+        self.used = int(self.row_of.max(initial=-1)) + 1
+        self.table = {n: state[n].clone().to(self.device) for n in self.table}

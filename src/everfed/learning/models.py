@@ -1,0 +1,127 @@
+"""Models by name, and the checks any user's module must pass.
+
+Each model is a function (sample shape, classes) -> module, and a row in `MODELS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from everfed.errors import InputError, lookup
+
+
+def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Multinomial logistic regression: one linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One hidden layer of 64 units."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU(), nn.Linear(64, classes))
+
+
+def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two 3x3 convolutions of 16 and 32 channels with pooling, for small images such as digits."""
+    channels, height, width = _image(shape, "small-cnn", least=4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 4) * (width // 4), classes),
+    )
+
+
+def mcmahan_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The CIFAR network of McMahan et al. (AISTATS 2017): 1,068,298 parameters at 24x24.
+
+    conv 5x5x64, pool 3/2, conv 5x5x64, pool 3/2, 384, 192, classes; without the local response
+    normalisation of the original, which has no parameters.
+    """
+    channels, height, width = _image(shape, "mcmahan-cnn", least=4)
+    rows, columns = ((n + 1) // 2 for n in ((height + 1) // 2, (width + 1) // 2))
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.Conv2d(64, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.Flatten(),
+        nn.Linear(64 * rows * columns, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, classes),
+    )
+
+
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "small-cnn": small_cnn,
+    "mcmahan-cnn": mcmahan_cnn,
+}
+
+
+def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model of the table for samples of this shape."""
+    return lookup(MODELS, name, "model")(tuple(shape), classes)
+
+
+def check(module: nn.Module) -> None:
+    """Refuse modules that cannot be averaged, or whose chance everfed does not control."""
+    for name, layer in module.named_modules():
+        where = f"layer '{name}' ({type(layer).__name__})"
+        if getattr(layer, "running_mean", None) is not None:
+            raise InputError(
+                f"{where} keeps running statistics, which scaled updates would corrupt (a variance can turn "
+                "negative); use nn.GroupNorm instead."
+            )
+        random_attention = isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0
+        if random_attention or isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
+            raise InputError(
+                f"{where} draws its own random numbers, which would not be repeatable; use nn.Dropout, "
+                "or set the layer's dropout to 0."
+            )
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError(f"the model {type(module).__name__} has no trainable parameters.")
+    odd = {p.dtype for p in parameters} - {torch.float32}
+    if odd:
+        raise InputError(f"the model has parameters of {odd.pop()}; everfed trains float32 models: call model.float().")
+
+
+def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
+    """Run one small forward pass, so that a model of the wrong shape is refused before training."""
+    shape = tuple(sample.shape[1:])
+    training = module.training
+    try:
+        with torch.no_grad():
+            out = module.eval()(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise InputError(f"the model does not accept samples of shape {shape}: {first_line}") from error
+    finally:
+        module.train(training)
+    if classes and (out.ndim != 2 or out.shape[1] < classes):
+        raise InputError(
+            f"the model gives outputs of shape {tuple(out.shape)} for {len(sample)} samples; "
+            f"for {classes} classes it must be ({len(sample)}, {classes})."
+        )
+
+
+def _image(shape: tuple[int, ...], model: str, least: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise InputError(
+            f"the model '{model}' needs images (channels, height, width) of at least {least}x{least}; "
+            f"the samples have shape {tuple(shape)}. Try 'mlp'."
+        )
+    return shape[0], shape[1], shape[2]

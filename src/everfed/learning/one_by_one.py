@@ -1,0 +1,63 @@
+"""The reference trainer: one client at a time, with torch's own autograd and optimisers.
+
+Slow and plain on purpose: it shares no arithmetic with the batched trainer, so that each checks
+the other. It also serves models that `torch.func` cannot batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everfed.arrays import Ints
+from everfed.learning.dropout import counted_dropout
+from everfed.learning.local import Task, Trained
+from everfed.learning.optim import rate
+
+
+class OneByOne:
+    """Trains participants in a plain loop over clients and local steps."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.module = copy.deepcopy(task.module).train()
+        self.states: dict[int, dict[str, Any]] = {}
+
+    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
+        for client in clients.tolist():
+            delta, loss = self._train_one(params, client, round)
+            yield Trained(clients[clients == client], delta[None], loss[None])
+
+    def _train_one(self, params: Tensor, client: int, round: int) -> tuple[Tensor, Tensor]:
+        task, module = self.task, self.module
+        task.layout.load(params, module)
+        optimizer = task.optimizer.as_torch(p for p in module.parameters() if p.requires_grad)
+        if client in self.states:
+            optimizer.load_state_dict(self.states[client])
+        who = torch.tensor([client], device=params.device)
+        first = round * task.local_steps
+        numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)[0]
+        losses = []
+        for step in range(task.local_steps):
+            x, y = task.data.samples(numbers[step])
+            for group in optimizer.param_groups:
+                group["lr"] = rate(task.optimizer, first + step, task.iterations)
+            optimizer.zero_grad()
+            with counted_dropout(task.seed, who[0], first + step):
+                loss = task.loss(module(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        if task.keep_state:
+            self.states[client] = copy.deepcopy(optimizer.state_dict())
+        return task.layout.flatten(module) - params, torch.stack(losses).mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"states": copy.deepcopy(self.states)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.states = copy.deepcopy(state["states"])

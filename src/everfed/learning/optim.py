@@ -1,0 +1,184 @@
+"""Client optimisers and learning-rate schedules, as plain values.
+
+An optimiser updates a matrix [clients, parameters] in place, one row a client. Its state is a
+dict of tensors whose first axis is the clients, so that it can be gathered and scattered by row.
+`as_torch` gives the same rule for one client from torch.optim: the reference trainer uses it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from everfed.errors import InputError
+
+State = dict[str, Tensor]
+
+
+class Schedule(Protocol):
+    """A learning rate as a function of the local iteration t = round * local_steps + step."""
+
+    def at(self, iteration: int, total: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate for the whole run."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        _positive("the learning rate", self.lr)
+
+    def at(self, iteration: int, total: int) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class InverseTime:
+    """2 / (mu (gamma + t)), the step size of the convergence theorem."""
+
+    mu: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        _positive("mu", self.mu)
+        _positive("gamma", self.gamma)
+
+    def at(self, iteration: int, total: int) -> float:
+        return 2.0 / (self.mu * (self.gamma + iteration))
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From `lr` down to `final` (a fraction of lr) along half a cosine over the whole run."""
+
+    lr: float
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("the learning rate", self.lr)
+        if not 0.0 <= self.final <= 1.0:
+            raise InputError(f"the final fraction is {self.final}; it must lie between 0 and 1.")
+
+    def at(self, iteration: int, total: int) -> float:
+        progress = iteration / max(total, 1)
+        return self.lr * (self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+SCHEDULES: dict[str, type[Any]] = {"constant": Constant, "inverse-time": InverseTime, "cosine": Cosine}
+
+
+class Optimizer(Protocol):
+    """The shape of every client optimiser; `OPTIMIZERS` lists them."""
+
+    @property
+    def lr(self) -> float | Schedule: ...
+
+    def init(self, rows: int, size: int, device: torch.device) -> State: ...
+
+    def step(self, params: Tensor, grads: Tensor, state: State, lr: float) -> None: ...
+
+    def as_torch(self, params: Iterable[Tensor]) -> torch.optim.Optimizer: ...
+
+
+def rate(optimizer: Optimizer, iteration: int, total: int) -> float:
+    """The learning rate at a local iteration of a run of `total` iterations."""
+    lr = optimizer.lr
+    return lr if isinstance(lr, int | float) else lr.at(iteration, total)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent, with momentum (velocity = momentum * velocity + gradient) if asked for.
+
+    lr is a number or a schedule; weight_decay adds weight_decay * w to the gradient.
+    """
+
+    lr: float | Schedule = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_common(self.lr, self.weight_decay)
+        if not 0.0 <= self.momentum < 1.0:
+            raise InputError(f"momentum is {self.momentum}; it must lie in [0, 1).")
+
+    def init(self, rows: int, size: int, device: torch.device) -> State:
+        return {"velocity": torch.zeros(rows, size, device=device)} if self.momentum else {}
+
+    def step(self, params: Tensor, grads: Tensor, state: State, lr: float) -> None:
+        if self.weight_decay:
+            grads = grads.add(params, alpha=self.weight_decay)
+        if self.momentum:
+            grads = state["velocity"].mul_(self.momentum).add_(grads)
+        params.sub_(grads, alpha=lr)
+
+    def as_torch(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma & Ba, 2015), with torch's bias correction and coupled weight decay.
+
+    With kept state every client has moments and a step count of its own.
+    """
+
+    lr: float | Schedule = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_common(self.lr, self.weight_decay)
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0.0 <= beta < 1.0:
+                raise InputError(f"{name} is {beta}; it must lie in [0, 1).")
+        _positive("eps", self.eps)
+
+    def init(self, rows: int, size: int, device: torch.device) -> State:
+        return {
+            "mean": torch.zeros(rows, size, device=device),
+            "square": torch.zeros(rows, size, device=device),
+            "count": torch.zeros(rows, device=device),
+        }
+
+    def step(self, params: Tensor, grads: Tensor, state: State, lr: float) -> None:
+        if self.weight_decay:
+            grads = grads.add(params, alpha=self.weight_decay)
+        count = state["count"].add_(1.0)
+        mean = state["mean"].lerp_(grads, 1.0 - self.beta1)
+        square = state["square"].mul_(self.beta2).addcmul_(grads, grads, value=1.0 - self.beta2)
+        # float64 for the powers: 1 - beta2**1 loses half its digits in float32.
+        double = count.to(torch.float64)
+        correction1 = (1.0 - self.beta1**double).to(torch.float32)[:, None]
+        correction2 = (1.0 - self.beta2**double).sqrt().to(torch.float32)[:, None]
+        denominator = square.sqrt().div_(correction2).add_(self.eps)
+        params.addcdiv_(mean * (-lr / correction1), denominator)
+
+    def as_torch(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(
+            params, lr=1.0, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
+        )
+
+
+OPTIMIZERS: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
+
+
+def _check_common(lr: float | Schedule, weight_decay: float) -> None:
+    if isinstance(lr, int | float):
+        _positive("the learning rate", lr)
+    if not (weight_decay >= 0.0 and math.isfinite(weight_decay)):
+        raise InputError(f"weight_decay is {weight_decay}; it must be zero or positive.")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (value > 0.0 and math.isfinite(value)):
+        raise InputError(f"{name} is {value}; it must be a positive number.")

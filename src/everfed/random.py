@@ -1,0 +1,115 @@
+"""Chance as a pure function: Philox4x32-10 over (seed, purpose, client, index, block).
+
+Nothing here has a state. A draw depends only on its coordinates, never on how many draws came
+before, so a device that reboots recomputes the slot it had, results do not depend on the order
+or the grouping of clients, and methods compared under one seed meet the same minibatches.
+
+The 128-bit counter holds the four coordinates, 32 bits each, and the 64-bit key is the seed, so
+two different coordinates can never collide. Philox is the generator of Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3" (SC 2011). It needs only 32-bit multiplications, so the same
+arithmetic runs on NumPy arrays, on torch tensors of any device, and on a microcontroller.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+# Elements hashed at once on the CPU: temporaries of this size stay in the second-level cache.
+_CHUNK = 1 << 15
+
+# A NumPy array or a torch tensor, or a plain integer that broadcasts against one.
+Array = Any
+
+
+class Purpose(IntEnum):
+    """What a draw is for. Numbers are part of the results: add at the end, never renumber."""
+
+    SLOT = 1  # the round a client picks in its window
+    COIN = 2  # independent participation, round by round
+    BATCH = 3  # which samples make a minibatch
+    DROPOUT = 4  # which activations a client drops
+    INIT = 5  # the model's initial weights
+    PARTITION = 6  # who holds which samples
+    ARRIVAL = 7  # random energy arrivals
+    AUGMENT = 8  # crops and flips
+
+
+def philox(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
+    """Four 32-bit words for each counter, as 64-bit integers below 2**32.
+
+    Written with the operators that NumPy's uint64 and torch's int64 share. A product of two
+    32-bit words overflows torch's signed 64 bits, but wraps to the same bit pattern, and masking
+    after the shift removes the sign bits, so both give the same words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for round_number in range(_ROUNDS):
+        if round_number:
+            k0 = (k0 + _KEY_STEPS[0]) & _MASK
+            k1 = (k1 + _KEY_STEPS[1]) & _MASK
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((product1 >> 32) & _MASK) ^ c1 ^ k0,
+            product1 & _MASK,
+            ((product0 >> 32) & _MASK) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
+    return c0, c1, c2, c3
+
+
+def words(
+    seed: Array, purpose: Purpose, client: Array, index: Array, block: Array = 0, lanes: int = 4
+) -> npt.NDArray[np.uint64]:
+    """The first `lanes` 32-bit words of each coordinate, by NumPy, on a new leading axis.
+
+    seed may be an array: an audit runs many seeds of one fleet side by side.
+    """
+    key = np.asarray(seed, dtype=np.uint64)
+    arrays = [np.asarray(a).astype(np.uint64) for a in (client, index, block)]
+    shape = np.broadcast_shapes(key.shape, *(a.shape for a in arrays))
+    clients, indices, blocks = (np.broadcast_to(a, shape).reshape(-1) if a.ndim else a for a in arrays)
+    keys = np.broadcast_to(key, shape).reshape(-1) if key.ndim else key
+    out = np.empty((lanes, int(np.prod(shape))), np.uint64)
+    for start in range(0, out.shape[1], _CHUNK):
+        part = slice(start, start + _CHUNK)
+        c, i, b, k = (a[part] if a.ndim else a for a in (clients, indices, blocks, keys))
+        with np.errstate(over="ignore"):  # wrapping is the point; NumPy warns for scalars only
+            result = philox((i, b, c, np.uint64(purpose)), (k & _MASK, k >> 32))
+        for lane in range(lanes):
+            out[lane, part] = result[lane]
+    return out.reshape(lanes, *shape)
+
+
+def below(bound: Array, seed: Array, purpose: Purpose, client: Array, index: Array) -> npt.NDArray[np.int64]:
+    """A uniform integer in 0..bound-1 for each coordinate (uniform to 2**-32)."""
+    word = words(seed, purpose, client, index, lanes=1)[0]
+    scaled: npt.NDArray[np.uint64] = (word * np.asarray(bound).astype(np.uint64)) >> np.uint64(32)
+    return scaled.astype(np.int64)
+
+
+def uniform(seed: Array, purpose: Purpose, client: Array, index: Array) -> npt.NDArray[np.float64]:
+    """A uniform float in [0, 1) for each coordinate."""
+    word: npt.NDArray[np.float64] = words(seed, purpose, client, index, lanes=1)[0].astype(np.float64)
+    return word / 2.0**32
+
+
+def permutation(n: int, seed: int, purpose: Purpose, stream: int = 0) -> npt.NDArray[np.int64]:
+    """A random order of 0..n-1; `stream` tells apart several orders for one purpose."""
+    high, low = words(seed, purpose, stream, np.arange(n), lanes=2)
+    return np.argsort((high << np.uint64(32)) | low, kind="stable")
+
+
+def derive(seed: int, purpose: Purpose, stream: int = 0) -> int:
+    """A 63-bit seed for a generator of another library."""
+    high, low = words(seed, purpose, stream, 0, lanes=2).tolist()
+    return int(((high << 32) | low) & (2**63 - 1))

@@ -1,0 +1,111 @@
+"""The plan: who trains in which round, with which scale, as plain data, before any training.
+
+It depends on energy and chance alone, never on the model, and is produced one round at a time,
+so a million clients cost one pass over arrays and no rounds-by-clients matrix ever exists.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.energy.battery import Battery, Books
+from everfed.energy.fleet import Fleet
+from everfed.errors import EverfedWarning, InputError, some
+from everfed.scheduling.policies import Clients, Policy, View
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """One round of a plan."""
+
+    round: int
+    clients: Ints  # who trains, ascending
+    scales: Floats  # what each multiplies its update by
+    energy: Books  # the fleet's books, up to and including this round
+
+
+class Schedule:
+    """A fleet under a policy, stepped round by round: energy arrives, clients decide, pay.
+
+    seed may have shape [S, 1]; every array then has shape [S, N], one row a seed.
+    """
+
+    def __init__(self, fleet: Fleet, policy: Policy, seed: Seeds) -> None:
+        self.fleet, self.policy, self.seed = fleet, policy, seed
+        clients = Clients.of(fleet, seed)
+        self.battery = Battery(fleet.capacity, clients.shape()[:-1])
+        self.state = policy.init(clients)
+
+    def step(self, round: int) -> tuple[Bools, Floats]:
+        """Who joins this round, and the scale each would use."""
+        self.battery.charge(self.fleet.arrivals.harvest(round, self.seed))
+        view = View(round, self.battery.affords(), self.battery.level)
+        join, scale, self.state = self.policy.step(self.state, view)
+        if self.policy.coordinated:
+            join = self.policy.grant(join)
+        self.battery.spend(join)
+        return join, scale
+
+
+def plan(
+    fleet: Fleet, policy: Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
+) -> Iterator[PlanStep]:
+    """Yield one PlanStep a round.
+
+    A horizon that some client's cycle does not divide cuts that client's last window short: it may
+    then take part once less than its energy allows (rounds stay unbiased). That is a warning, or
+    an error with strict_horizon=True.
+
+    >>> fleet = Fleet.from_cycles([1, 2])
+    >>> from everfed.scheduling.policies import Greedy
+    >>> [step.clients.tolist() for step in plan(fleet, Greedy(), rounds=4)]
+    [[0, 1], [0], [0, 1], [0]]
+    """
+    check_seed(seed)
+    check_horizon(fleet, rounds, strict_horizon)
+    return _steps(fleet, policy, rounds, seed)
+
+
+def _steps(fleet: Fleet, policy: Policy, rounds: int, seed: int) -> Iterator[PlanStep]:
+    schedule = Schedule(fleet, policy, seed)
+    for r in range(rounds):
+        join, scale = schedule.step(r)
+        clients = np.flatnonzero(join)
+        yield PlanStep(r, clients, scale[clients], schedule.battery.books())
+
+
+def check_seed(seed: int) -> None:
+    """A seed is the generator's 64-bit key."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= int(seed) < 2**64:
+        raise InputError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1.")
+
+
+def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
+    if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or not 1 <= rounds < 2**32:
+        raise InputError(f"rounds is {rounds!r}; it must be a whole number of at least 1.")
+    cut = fleet.undivided(int(rounds))
+    if len(cut) == 0:
+        return
+    first = cut[0]
+    message = (
+        f"{rounds} rounds do not hold a whole number of windows for {len(cut)} of {len(fleet)} clients "
+        f"(client {some(cut, 3)}; the first has a cycle of {fleet.cycles()[first]}"
+        + (f" from round {fleet.offsets()[first]}" if fleet.offsets()[first] else "")
+        + "); their last window is cut short."
+    )
+    if strict:
+        raise InputError(message + " Choose a multiple of every cycle, or leave strict_horizon off.")
+    warnings.warn(message, EverfedWarning, stacklevel=4)
+
+
+def participations(steps: Iterator[PlanStep], clients: int) -> Ints:
+    """How often each client takes part in a plan."""
+    counts = np.zeros(clients, np.int64)
+    for step in steps:
+        counts[step.clients] += 1
+    return counts

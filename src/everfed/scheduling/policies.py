@@ -1,0 +1,286 @@
+"""Policies: each client decides, from what it can see of itself, whether to train this round.
+
+A policy is `init(clients, round) -> state` and `step(state, view) -> (join, scale, state)`, written
+once over arrays whose last axis is the clients. A simulation steps a fleet of N, a device steps a
+fleet of one, an audit steps S seeds of N clients (shape [S, N]), all with the same code. `step`
+sees only the present, so a policy cannot use the future; `init` works at any round, so a device
+that lost power mid-run arrives at the same decisions as one that did not.
+
+A step may reuse the arrays of the state it is given: keep the returned state, drop the old one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from everfed import random
+from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.energy.battery import TOLERANCE
+from everfed.energy.fleet import Fleet
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """What each client knows of itself for good: who it is, its cycle, when it starts."""
+
+    ids: Ints
+    cycles: Ints
+    offsets: Ints
+    seed: Seeds
+
+    @classmethod
+    def of(cls, fleet: Fleet, seed: Seeds) -> Clients:
+        return cls(np.arange(len(fleet)), fleet.cycles(), fleet.offsets(), seed)
+
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one value per client: [N], or [S, N] for S seeds side by side."""
+        return np.broadcast_shapes(np.shape(self.seed), self.ids.shape)
+
+
+class View(NamedTuple):
+    """What each client can see at the start of a round, after the round's energy has arrived."""
+
+    round: int
+    affords: Bools  # its battery holds one round's energy
+    level: Floats  # units in its battery
+
+
+class Decision(NamedTuple):
+    join: Bools
+    scale: Floats  # what the client multiplies its update by, if it joins
+    state: State
+
+
+class Law(NamedTuple):
+    """The exact distribution of one round's decisions, clients independent of each other."""
+
+    probability: Floats  # P[join], [N]
+    scale: Floats  # [N]
+
+
+class Policy(Protocol):
+    """The shape of every policy; `POLICIES` lists them."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether mean(join * scale) = 1 is claimed, in every round."""
+        ...
+
+    obeys_energy: ClassVar[bool]  # whether it never joins without the energy
+    coordinated: ClassVar[bool]  # whether a server must grant the wish to join
+
+    def init(self, clients: Clients, round: int = 0) -> State: ...
+
+    def step(self, state: State, view: View) -> Decision: ...
+
+    def grant(self, wishes: Bools) -> Bools:
+        """What the server lets happen, given every client's wish. Only if `coordinated`."""
+        ...
+
+    def law(self, fleet: Fleet, round: int) -> Law | None:
+        """The exact chances in this round, or None where no formula holds."""
+        ...
+
+    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
+        """Exact mean and variance of the rounds between participations, [N] each, or None."""
+        ...
+
+
+class _OnItsOwn:
+    """Defaults of a policy whose clients need nobody's leave."""
+
+    obeys_energy: ClassVar[bool] = True
+    coordinated: ClassVar[bool] = False
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def init(self, clients: Clients, round: int = 0) -> State:
+        return {"clients": clients}
+
+    def grant(self, wishes: Bools) -> Bools:
+        return wishes
+
+    def law(self, fleet: Fleet, round: int) -> Law | None:
+        return None
+
+    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
+        return None
+
+
+def _scale(cycles: Ints, scaled: bool) -> Floats:
+    return cycles.astype(np.float64) if scaled else np.ones(len(cycles))
+
+
+def _started(fleet: Fleet, round: int) -> Bools:
+    started: Bools = fleet.offsets() <= round
+    return started
+
+
+@dataclass(frozen=True)
+class UniformWindow(_OnItsOwn):
+    """Algorithm 1 of Güler & Yener (2021): one uniformly random round in every window of E.
+
+    Window q of a client covers rounds o + qE .. o + (q+1)E - 1; its slot is o + qE + J with J
+    uniform on 0..E-1, and the update is scaled by E. Then P[join] = 1/E in every round, so
+    E[join * scale] = 1. A slot that the battery cannot pay for is skipped.
+
+    scaled: False leaves the update as it is (an ablation: random timing, biased weights).
+    """
+
+    scaled: bool = True
+
+    @property
+    def unbiased(self) -> bool:
+        return self.scaled
+
+    def init(self, clients: Clients, round: int = 0) -> State:
+        since_start = round - clients.offsets
+        window = np.maximum(since_start, 0) // clients.cycles
+        opened = clients.offsets + window * clients.cycles
+        return {
+            "clients": clients,
+            "scale": _scale(clients.cycles, self.scaled),
+            "slot": opened + self._slot(clients, np.s_[:], window),
+            "opens": opened + clients.cycles,
+        }
+
+    def step(self, state: State, view: View) -> Decision:
+        clients, slot, opens = state["clients"], state["slot"], state["opens"]
+        opening = np.flatnonzero(opens == view.round)
+        if len(opening):
+            cycles = clients.cycles[opening]
+            window = (view.round - clients.offsets[opening]) // cycles
+            slot[..., opening] = view.round + self._slot(clients, opening, window)
+            opens[opening] += cycles
+        return Decision((slot == view.round) & view.affords, state["scale"], state)
+
+    @staticmethod
+    def _slot(clients: Clients, which: Any, window: Ints) -> Ints:
+        """J for these clients' windows. A window of one round leaves no choice, so no draw."""
+        cycles, ids = clients.cycles[which], clients.ids[which]
+        slot = np.zeros((*clients.shape()[:-1], len(ids)), np.int64)
+        waits = np.flatnonzero(cycles > 1)
+        slot[..., waits] = random.below(cycles[waits], clients.seed, random.Purpose.SLOT, ids[waits], window[waits])
+        return slot
+
+    def law(self, fleet: Fleet, round: int) -> Law | None:
+        if np.any(fleet.capacity < fleet.arrivals.window_capacity - TOLERANCE):
+            return None  # waiting overflows the battery, and some slots cannot be paid for
+        chance = np.where(_started(fleet, round), 1.0 / fleet.cycles(), 0.0)
+        return Law(chance, _scale(fleet.cycles(), self.scaled))
+
+    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
+        if self.law(fleet, 0) is None:
+            return None
+        cycles = fleet.cycles().astype(np.float64)
+        return cycles, (cycles**2 - 1.0) / 6.0
+
+
+@dataclass(frozen=True)
+class Greedy(_OnItsOwn):
+    """Benchmark 1: train as soon as the battery holds one round's energy.
+
+    scaled: True multiplies the update by E (an ablation: unbiased over a window, but all rare
+    clients speak in the same rounds).
+    """
+
+    scaled: bool = False
+
+    def init(self, clients: Clients, round: int = 0) -> State:
+        return {"scale": _scale(clients.cycles, self.scaled)}
+
+    def step(self, state: State, view: View) -> Decision:
+        return Decision(view.affords, state["scale"], state)
+
+    def law(self, fleet: Fleet, round: int) -> Law:
+        due = _started(fleet, round) & ((round - fleet.offsets()) % fleet.cycles() == 0)
+        return Law(due.astype(np.float64), _scale(fleet.cycles(), self.scaled))
+
+    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats]:
+        return fleet.cycles().astype(np.float64), np.zeros(len(fleet))
+
+
+@dataclass(frozen=True)
+class WaitForAll(_OnItsOwn):
+    """Benchmark 2: nobody trains until every battery holds one round's energy; then all do.
+
+    A client can only say that it is ready; the server grants the round when all are.
+    """
+
+    coordinated: ClassVar[bool] = True
+
+    def init(self, clients: Clients, round: int = 0) -> State:
+        return {"scale": np.ones(len(clients.ids))}
+
+    def step(self, state: State, view: View) -> Decision:
+        return Decision(view.affords, state["scale"], state)
+
+    def grant(self, wishes: Bools) -> Bools:
+        return wishes & wishes.all(axis=-1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Always(_OnItsOwn):
+    """Everybody in every round, as if energy were free: the upper bound, FedAvg."""
+
+    obeys_energy: ClassVar[bool] = False
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    def init(self, clients: Clients, round: int = 0) -> State:
+        return {"scale": np.ones(len(clients.ids))}
+
+    def step(self, state: State, view: View) -> Decision:
+        return Decision(np.ones(view.affords.shape, np.bool_), state["scale"], state)
+
+    def law(self, fleet: Fleet, round: int) -> Law:
+        return Law(np.ones(len(fleet)), np.ones(len(fleet)))
+
+    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats]:
+        return np.ones(len(fleet)), np.zeros(len(fleet))
+
+
+@dataclass(frozen=True)
+class Bernoulli(_OnItsOwn):
+    """An independent coin with chance 1/E in every round, scale E, whatever the battery holds.
+
+    Conditionally unbiased, unlike the window schedule, at the price of more variance and of
+    energy that is not there. It is what the convergence proof really covers.
+    """
+
+    obeys_energy: ClassVar[bool] = False
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    def step(self, state: State, view: View) -> Decision:
+        clients = state["clients"]
+        coin = random.below(clients.cycles, clients.seed, random.Purpose.COIN, clients.ids, view.round)
+        return Decision((coin == 0) & (clients.offsets <= view.round), _scale(clients.cycles, True), state)
+
+    def law(self, fleet: Fleet, round: int) -> Law:
+        chance = np.where(_started(fleet, round), 1.0 / fleet.cycles(), 0.0)
+        return Law(chance, _scale(fleet.cycles(), True))
+
+    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats]:
+        cycles = fleet.cycles().astype(np.float64)
+        return cycles, cycles * (cycles - 1.0)
+
+
+POLICIES: dict[str, type[Any]] = {
+    "uniform-window": UniformWindow,
+    "greedy": Greedy,
+    "wait-for-all": WaitForAll,
+    "always": Always,
+    "bernoulli": Bernoulli,
+}

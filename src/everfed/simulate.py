@@ -1,0 +1,244 @@
+"""The loop. It reads like Algorithm 1 and yields one record a round.
+
+Progress bars, early stopping and storage are consumers of the iterator, not callbacks.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from everfed.arrays import Ints
+from everfed.data.federated import FederatedData, from_arrays
+from everfed.energy.battery import Books
+from everfed.energy.fleet import Fleet
+from everfed.errors import EverfedWarning, InputError, lookup, some
+from everfed.learning import TRAINERS, models
+from everfed.learning.evaluate import Evaluator, Metrics
+from everfed.learning.layout import Layout
+from everfed.learning.local import DeviceData, Loss, Task, as_input
+from everfed.learning.optim import Adam, Optimizer
+from everfed.methods import METHODS, Method
+from everfed.random import Purpose, derive
+from everfed.scheduling.plan import PlanStep, check_seed, plan
+
+Model = nn.Module | Callable[[], nn.Module] | str
+Data = FederatedData | Sequence[tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round."""
+
+    round: int
+    participants: Ints
+    round_weight: float  # W_r: the participants' coefficients summed; 1 on average if unbiased
+    energy: Books  # up to and including this round
+    update_norm: float  # length of the server's step
+    train_loss: float | None  # mean minibatch loss of the participants; None if nobody trained
+    metrics: Metrics | None  # where evaluated: after the update
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "participants": self.participants.tolist(),
+            "round_weight": self.round_weight,
+            "energy": self.energy.to_dict(),
+            "update_norm": self.update_norm,
+            "train_loss": self.train_loss,
+            "metrics": self.metrics.to_dict() if self.metrics else None,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class History:
+    """A finished run: its records and the trained model."""
+
+    rounds: list[RoundRecord]
+    params: dict[str, Tensor]  # a state_dict
+
+    @property
+    def final(self) -> Metrics | None:
+        """The last evaluation."""
+        return next((r.metrics for r in reversed(self.rounds) if r.metrics), None)
+
+    @property
+    def energy(self) -> Books:
+        return self.rounds[-1].energy
+
+    @property
+    def participations(self) -> int:
+        return sum(len(r.participants) for r in self.rounds)
+
+    def curve(self, metric: str = "accuracy") -> tuple[list[int], list[float]]:
+        """(rounds done, values) of a metric, where it was evaluated."""
+        points = [(r.round + 1, getattr(r.metrics, metric)) for r in self.rounds if r.metrics]
+        return [x for x, _ in points], [y for _, y in points]
+
+
+class Simulation:
+    """A run, set up and ready: iterate over it for one RoundRecord a round.
+
+    `params` holds the server's parameters as they are now, so that a consumer may look at them,
+    or stop early with `break` and keep what was learnt.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Data,
+        fleet: Fleet,
+        method: str | Method = "algorithm1",
+        *,
+        rounds: int = 400,
+        local_steps: int = 5,
+        batch_size: int = 10,
+        client_optimizer: Optimizer | None = None,
+        keep_optimizer_state: bool = True,
+        eval_every: int | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        trainer: str = "batched",
+        loss: Loss | None = None,
+        memory_budget: int | None = None,
+        strict_horizon: bool = False,
+    ) -> None:
+        self.method = method if isinstance(method, Method) else lookup(METHODS, method, "method")
+        self.device = resolve_device(device)
+        self.data = data if isinstance(data, FederatedData) else from_arrays(data)
+        _check_sizes(self.data, fleet, rounds, local_steps, batch_size)
+        check_seed(seed)
+        self.eval_every = max(1, rounds // 20) if eval_every is None else eval_every
+        if self.eval_every < 1:
+            raise InputError(f"eval_every is {eval_every}; evaluate every 1 or more rounds.")
+        if memory_budget is not None and memory_budget < 1:
+            raise InputError(f"memory_budget is {memory_budget}; it must be a positive number of bytes.")
+        loss = loss or (F.cross_entropy if self.data.classes else F.mse_loss)
+        self.module = _instance(model, self.data, seed).to(self.device)
+        models.check(self.module)
+        device_data = DeviceData(self.data, self.device)
+        models.check_fits(self.module, as_input(device_data.x[:2]), self.data.classes)
+        self.layout = Layout(self.module)
+        self.flat = self.layout.flatten(self.module)
+        task = Task(
+            self.module, self.layout, device_data, loss, client_optimizer or Adam(1e-3), local_steps, batch_size,
+            keep_optimizer_state, rounds, int(seed), memory_budget,
+        )  # fmt: skip
+        self.trainer = lookup(TRAINERS, trainer, "trainer")(task)
+        self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device)
+        self.shares = self.data.shares()
+        self.rounds = int(rounds)
+        self.plan = plan(fleet, self.method.policy, self.rounds, int(seed), strict_horizon=strict_horizon)
+
+    def __len__(self) -> int:
+        return self.rounds
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        for step in self.plan:
+            began = time.perf_counter()
+            record = self._round(step)
+            if (step.round + 1) % self.eval_every == 0 or step.round + 1 == self.rounds:
+                record = replace(record, metrics=self.evaluate(self.flat))
+            yield replace(record, seconds=time.perf_counter() - began)
+
+    def _round(self, step: PlanStep) -> RoundRecord:
+        """One round of Algorithm 1: participants train, the server adds their weighed updates."""
+        weights = self.method.server.coefficients(self.shares[step.clients], step.scales)
+        update = torch.zeros_like(self.flat)
+        losses, done = [], 0
+        for trained in self.trainer.train(self.flat, step.clients, step.round):
+            coefficients = torch.as_tensor(weights[done : done + len(trained.clients)], dtype=torch.float32)
+            update += coefficients.to(self.device) @ trained.deltas
+            losses.append(trained.losses)
+            done += len(trained.clients)
+        self.flat = self.flat + update
+        return RoundRecord(
+            step.round,
+            step.clients,
+            float(weights.sum()),
+            step.energy,
+            float(update.norm()),
+            float(torch.cat(losses).mean()) if losses else None,
+            None,
+            0.0,
+        )
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The server's model now, as a state_dict on the CPU (buffers and frozen parameters included)."""
+        state = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+        state.update(self.layout.unflatten(self.flat))
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+
+def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "algorithm1", **settings: Any) -> History:
+    """Run a whole simulation and return its history.
+
+    model: a torch.nn.Module (its weights are the start and are left as they are), a function
+        without arguments that makes one (called under the seed), or a name such as "mlp".
+    data: from `load(...).partition(...)` or `from_arrays(...)`, or a list of (x, y), one a client.
+    method: a name of `METHODS` or a Method of your own.
+    settings, with their defaults: rounds=400, local_steps=5, batch_size=10,
+        client_optimizer=Adam(1e-3), keep_optimizer_state=True, eval_every=rounds // 20, seed=0,
+        device="auto", trainer="batched", loss=cross entropy (squared error for float targets),
+        memory_budget=bytes for the batched trainer, strict_horizon=False.
+
+    To watch a run, or to stop it early, iterate over `Simulation` with the same arguments.
+    """
+    run = Simulation(model, data, fleet, method, **settings)
+    records = list(run)
+    return History(records, run.params)
+
+
+def resolve_device(name: str) -> torch.device:
+    """auto takes a GPU if there is one; cuda asked for and absent is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name != "cpu" and not name.startswith("cuda"):
+        raise InputError(f"the device is '{name}'; it must be auto, cpu or cuda.")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"the device '{name}' was asked for, but torch sees no GPU here; use device 'cpu' or 'auto'.")
+    return torch.device(name)
+
+
+def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
+    """The initial model: a copy of the user's, or a new one made under the seed."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, Purpose.INIT))
+        if isinstance(model, str):
+            return models.build(model, data.x.shape[1:], data.classes)
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
+    return made
+
+
+def _check_sizes(data: FederatedData, fleet: Fleet, rounds: int, local_steps: int, batch_size: int) -> None:
+    if len(data) != len(fleet):
+        raise InputError(f"the data have {len(data)} clients and the fleet {len(fleet)}; they must be the same.")
+    for name, value in (("rounds", rounds), ("local_steps", local_steps), ("batch_size", batch_size)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+    if rounds * local_steps >= 2**32:
+        raise InputError(f"rounds x local_steps is {rounds * local_steps}; it must stay below 2**32.")
+    small = np.flatnonzero(data.sizes() < batch_size)
+    if len(small):
+        warnings.warn(
+            f"the batch of {batch_size} is larger than the data of client {some(small, 3)}; "
+            "minibatches are drawn with replacement, so samples repeat within a batch.",
+            EverfedWarning,
+            stacklevel=4,
+        )
