@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from everfed.errors import InputError
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -41,6 +43,12 @@ class Purpose(IntEnum):
     PARTITION = 6  # who holds which samples
     ARRIVAL = 7  # random energy arrivals
     AUGMENT = 8  # crops and flips
+
+
+def check_seed(seed: int) -> None:
+    """A seed is the generator's 64-bit key."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= int(seed) < 2**64:
+        raise InputError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1.")
 
 
 def philox(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:

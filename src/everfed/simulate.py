@@ -28,8 +28,8 @@ from everfed.learning.layout import Layout
 from everfed.learning.local import DeviceData, Loss, Task, as_input
 from everfed.learning.optim import Adam, Optimizer
 from everfed.methods import METHODS, Method
-from everfed.random import Purpose, derive
-from everfed.scheduling.plan import PlanStep, check_seed, plan
+from everfed.random import Purpose, check_seed, derive
+from everfed.scheduling.plan import PlanStep, plan
 
 Model = nn.Module | Callable[[], nn.Module] | str
 Data = FederatedData | Sequence[tuple[Any, Any]]

@@ -122,7 +122,7 @@ def audit(
     policy = lookup(METHODS, method, "method").policy
     seed_numbers = o.seed_list(seeds)
     with screen.err.status(f"{len(seed_numbers)} runs of {rounds} rounds"):
-        result = run_audit(fleet, policy, rounds, len(seed_numbers), first_seed=seed_numbers[0])
+        result = run_audit(fleet, policy, rounds, seed_numbers)
     if json:
         screen.json(result.to_dict())
         return

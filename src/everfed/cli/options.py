@@ -110,10 +110,11 @@ class Screen:
     """Where a command writes: results to standard output, everything else to standard error."""
 
     def __init__(self, as_json: bool = False, quiet: bool = False, no_color: bool = False) -> None:
-        colour = not no_color and "NO_COLOR" not in os.environ
+        plain = no_color or "NO_COLOR" in os.environ
+        colours: Any = None if plain else "auto"
         self.as_json, self.quiet = as_json, quiet
-        self.out = Console(no_color=not colour, highlight=False, width=None if sys.stdout.isatty() else 120)
-        self.err = Console(stderr=True, no_color=not colour, highlight=False, quiet=quiet)
+        self.out = Console(color_system=colours, highlight=False, width=None if sys.stdout.isatty() else 120)
+        self.err = Console(stderr=True, color_system=colours, highlight=False, quiet=quiet)
         warnings.simplefilter("always", EverfedWarning)
         warnings.showwarning = self._note
 

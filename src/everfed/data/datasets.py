@@ -14,7 +14,7 @@ from everfed.data.federated import FederatedData, checked
 from everfed.data.partition import SPLITS, arrange
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, MissingExtraError, lookup, unknown
-from everfed.random import Purpose, permutation
+from everfed.random import Purpose, check_seed, permutation
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Dataset:
         (strength=1.0). The last two need the fleet where they follow its energy.
         """
         split = lookup(SPLITS, how, "split")
+        check_seed(seed)
         accepted = inspect.signature(split).parameters
         for option in options:
             if option not in accepted:

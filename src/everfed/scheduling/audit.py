@@ -18,6 +18,7 @@ import numpy as np
 from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.random import check_seed
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.policies import Policy
 from everfed.scheduling.verdict import verdict
@@ -63,28 +64,31 @@ def audit(
     fleet: Fleet,
     policy: Policy,
     rounds: int = 1000,
-    seeds: int = 200,
+    seeds: int | Sequence[int] = 200,
     *,
     shares: Sequence[float] | Floats | None = None,
-    first_seed: int = 0,
 ) -> Audit:
-    """Measure a policy on a fleet over `seeds` runs of `rounds` rounds, and compute what can be.
+    """Measure a policy on a fleet over many runs of `rounds` rounds, and compute what can be.
 
+    seeds: how many runs (seeds 0, 1, 2, ...), or which seeds.
     shares: p_i, each client's part of the data (default: equal).
     """
     n = len(fleet)
     p = _shares(shares, n)
     check_horizon(fleet, rounds, strict=False)
-    if seeds < 1:
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers:
         raise InputError(f"seeds is {seeds}; an audit needs at least 1.")
+    for seed in numbers:
+        check_seed(seed)
     tally = _Tally(fleet, p, rounds)
     batch = max(1, _ROWS // n)
-    for start in range(0, seeds, batch):
-        some_seeds = np.arange(first_seed + start, first_seed + min(start + batch, seeds), dtype=np.uint64)
+    for start in range(0, len(numbers), batch):
+        some_seeds = np.array(numbers[start : start + batch], dtype=np.uint64)
         tally.run(Schedule(fleet, policy, some_seeds[:, None]))
-    measured = tally.figures(seeds)
+    measured = tally.figures(len(numbers))
     exact = _exact(fleet, policy, p, rounds)
-    doubt = tally.doubt(seeds)
+    doubt = tally.doubt(len(numbers))
     return Audit(
         **{f.name: getattr(measured, f.name) for f in fields(Figures)},
         gap_min=tally.gap_min,
@@ -92,7 +96,7 @@ def audit(
         exact=exact,
         verdict=verdict(fleet, measured, exact, p, doubt),
         rounds=rounds,
-        seeds=seeds,
+        seeds=len(numbers),
     )
 
 

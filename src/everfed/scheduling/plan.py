@@ -16,6 +16,7 @@ from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError, some
+from everfed.random import check_seed
 from everfed.scheduling.policies import Clients, Policy, View
 
 
@@ -77,12 +78,6 @@ def _steps(fleet: Fleet, policy: Policy, rounds: int, seed: int) -> Iterator[Pla
         join, scale = schedule.step(r)
         clients = np.flatnonzero(join)
         yield PlanStep(r, clients, scale[clients], schedule.battery.books())
-
-
-def check_seed(seed: int) -> None:
-    """A seed is the generator's 64-bit key."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= int(seed) < 2**64:
-        raise InputError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1.")
 
 
 def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:

@@ -1,0 +1,220 @@
+"""The command as a user meets it: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everfed.cli import main
+
+SMALL = ["--rounds", "20", "--clients", "8", "--device", "cpu"]
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def everfed(monkeypatch, capsys, tmp_path):
+    """Runs the command in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["everfed", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+def test_compare_prints_the_promised_json_and_nothing_else_on_standard_output(everfed):
+    result = everfed("compare", *SMALL, "--seeds", "2", "--json")
+    document = json.loads(result.out)
+    assert result.code == 0
+    assert list(document["methods"]) == ["algorithm1", "greedy", "wait-for-all", "fedavg"]
+    for row in document["methods"].values():
+        assert 0 <= row["accuracy"]["mean"] <= 1
+        assert row["accuracy"]["sd"] >= 0
+        assert 0 <= row["worst_group_accuracy"]["mean"] <= row["accuracy"]["mean"] + 1e-9
+        energy = row["energy"]
+        balance = energy["harvested"] + energy["shortfall"] - energy["spent"] - energy["wasted"] - energy["stored"]
+        assert abs(balance) < 1e-6
+    assert document["methods"]["fedavg"]["participations"] == 20 * 8
+    assert document["methods"]["algorithm1"]["participations"] == 2 * (20 + 4 + 2 + 1)
+    assert document["seconds"] > 0
+    assert Path(document["report"]).exists()
+    assert "seed 1" in result.err
+
+
+def test_compare_ends_with_a_table_and_a_picture(everfed, tmp_path):
+    result = everfed(
+        "compare", *SMALL, "--seeds", "1", "--jobs", "1", "--methods", "algorithm1,greedy", "--out", "pictures"
+    )
+    assert "Algorithm 1" in result.out
+    assert "Benchmark 1 (greedy)" in result.out
+    picture = tmp_path / "pictures" / "compare.png"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert json.loads((tmp_path / "pictures" / "compare.json").read_text())["seeds"] == [0]
+
+
+def test_workers_do_not_change_the_result(everfed):
+    one, two = (
+        json.loads(
+            everfed("compare", *SMALL, "--seeds", "1", "--methods", "greedy,algorithm1", "--jobs", n, "--json").out
+        )
+        for n in ("1", "2")
+    )
+    for method in ("greedy", "algorithm1"):
+        assert one["methods"][method]["accuracy"] == two["methods"][method]["accuracy"]
+
+
+def test_run_reports_every_round_as_json(everfed):
+    document = json.loads(everfed("run", *SMALL, "--method", "greedy", "--json").out)
+    assert len(document["rounds"]) == 20
+    assert document["rounds"][5]["participants"] == [0, 1, 4, 5]
+    assert document["participations"] == sum(len(r["participants"]) for r in document["rounds"])
+    assert document["final"]["accuracy"] == document["rounds"][-1]["metrics"]["accuracy"]
+
+
+def test_run_saves_the_model(everfed, tmp_path):
+    import torch
+
+    everfed("run", *SMALL, "--save", "model.pt", "-q")
+    assert torch.load(tmp_path / "model.pt")["1.weight"].shape == (64, 64)
+
+
+def test_quiet_says_nothing_but_the_result(everfed):
+    result = everfed("run", *SMALL, "--rounds", "7", "--quiet")
+    assert result.err == ""
+    assert "test accuracy" in result.out
+
+
+def test_no_color_leaves_no_escape_codes():
+    arguments = [sys.executable, "-m", "everfed.cli.app", "plan", "--rounds", "20", "--no-color"]
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    out = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment).stdout
+    assert "\x1b" not in out
+
+
+def test_plan_as_csv_is_the_plan_of_the_library(everfed):
+    import everfed as ef
+
+    rows = list(csv.DictReader(io.StringIO(everfed("plan", "--rounds", "40", "--csv", "--seed", "3").out)))
+    fleet = ef.Fleet.from_cycles([1, 5, 10, 20] * 2)
+    steps = ef.plan(fleet, ef.UniformWindow(), rounds=40, seed=3)
+    expected = [(s.round, c, e) for s in steps for c, e in zip(s.clients, s.scales, strict=True)]
+    assert [(int(r["round"]), int(r["client"]), float(r["scale"])) for r in rows] == expected
+
+
+def test_plan_as_json_and_as_a_table(everfed):
+    assert len(json.loads(everfed("plan", "--rounds", "20", "--json").out)) == 20
+    assert "round weight" in everfed("plan", "--rounds", "20").out
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m everfed.cli.app plan --rounds 2000 --csv | head -n 2"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == "round,client,scale"
+    assert "Traceback" not in done.stderr
+
+
+def test_audit_prints_verdict_and_json(everfed):
+    assert "unbiased" in everfed("audit", "--seeds", "5", "--rounds", "100").out
+    document = json.loads(everfed("audit", "--method", "greedy", "--seeds", "3,9", "--rounds", "100", "--json").out)
+    assert document["round_weight_mean"] == pytest.approx(0.3375)
+    assert document["exact"]["round_weight_mean"] == pytest.approx(0.3375)
+    assert document["seeds"] == 2
+    assert "74/15/7/4 %" in document["verdict"]
+
+
+@pytest.mark.parametrize("command", ["compare", "run", "plan", "audit"])
+def test_help_teaches_with_an_example(everfed, command):
+    result = everfed(command, "--help")
+    assert result.code == 0
+    assert f"everfed {command}" in result.out
+
+
+def test_version_is_printed(everfed):
+    from everfed import __version__
+
+    assert everfed("--version").out.strip() == f"everfed {__version__}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "--cycles", "0,5"], "whole number of rounds from 1"),
+        (["run", "--cycles", "-3"], "whole number of rounds from 1"),
+        (["run", "--cycles", "2.5"], "whole number"),
+        (["run", "--cycles", "nan"], "whole number"),
+        (["run", "--cycles", "inf"], "whole number"),
+        (["run", "--cycles", "often"], "such as 1,5,10,20"),
+        (["run", "--cycles", ""], "cycles is empty"),
+        (["plan", "--clients", "3"], "4 cycles were given for 3 clients"),
+        (["plan", "--offsets", "1,2,3"], "3 offsets were given"),
+        (["audit", "--clients", "0"], "at least 1"),
+        (["audit", "--capacity", "0.5"], "capacity >= 1"),
+        (["audit", "--arrivals", "trikle"], "Did you mean 'trickle'?"),
+        (["audit", "--seeds", "0"], "names no seed"),
+        (["run", "--method", "algorithm2"], "Did you mean 'algorithm1'?"),
+        (["compare", "--methods", "algorithm1,gredy"], "Did you mean 'greedy'?"),
+        (["run", "--model", "small-cn"], "Did you mean 'small-cnn'?"),
+        (["run", "--model", "mcmahan"], "Did you mean 'mcmahan-cnn'?"),
+        (["run", "--split", "by-enery"], "Did you mean 'by-energy'?"),
+        (["run", "--data", "digit"], "Did you mean 'digits'?"),
+        (["run", "--optimizer", "adm"], "Did you mean 'adam'?"),
+        (["run", "--schedule", "cosin"], "Did you mean 'cosine'?"),
+        (["run", "--trainer", "batch"], "Did you mean 'batched'?"),
+        (["run", "--lr", "0"], "must be a positive number"),
+        (["run", "--lr", "nan"], "must be a positive number"),
+        (["run", "--strength", "1.5"], "from 0 (iid) to 1"),
+        (["run", "--split", "dirichlet", "--alpha", "0"], "positive alpha"),
+        (["run", "--rounds", "0"], "at least 1"),
+        (["run", "--local-steps", "0"], "at least 1"),
+        (["run", "--batch-size", "0"], "at least 1"),
+        (["run", "--seed", "-1"], "from 0 to 2**64 - 1"),
+        (["run", "--device", "tpu"], "auto, cpu or cuda"),
+        (["run", "--clients", "5000"], "cannot be split over 5000 clients"),
+        (["plan", "--rounds", "7", "--strict-horizon"], "whole number of windows"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(everfed, arguments, told):
+    result = everfed(*arguments)
+    assert result.code == 2
+    assert told in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+def test_cuda_asked_for_and_absent(everfed):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    result = everfed("run", "--device", "cuda")
+    assert result.code == 2
+    assert "sees no GPU" in result.err
+
+
+def test_debug_shows_the_traceback():
+    arguments = [sys.executable, "-m", "everfed.cli.app", "run", "--lr", "0", "--debug"]
+    assert "Traceback" in subprocess.run(arguments, capture_output=True, text=True).stderr
+
+
+def test_a_large_batch_is_noted_and_works(everfed):
+    result = everfed("run", *SMALL, "--batch-size", "500")
+    assert result.code == 0
+    assert "with replacement" in " ".join(result.err.split())
