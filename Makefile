@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup compare test lint types unit bench clean
+.PHONY: help setup compare test lint types unit browser bench clean
 
 help:
 	@echo "make compare   set up, then run the paper's comparison on the digits data (under a minute)"
@@ -34,8 +34,15 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-unit: $(READY)
+unit: $(READY) browser
 	$(BIN)/pytest
+
+# The report's tests open it in a real browser. Without one they are skipped, and say so.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
+		apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
+		echo "no Chromium here: the tests that open the report in a browser will be skipped"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/trainers.py

@@ -31,7 +31,8 @@ def main() -> None:
     rate = options.clients * options.rounds / seconds / 1e6
     print("| clients | rounds | participations | seconds | million client-rounds a second | peak memory, GiB |")
     print("|---|---|---|---|---|---|")
-    print(f"| {options.clients:,} | {options.rounds:,} | {participations:,} | {seconds:.1f} | {rate:.1f} | {peak:.2f} |")
+    size = f"{options.clients:,} | {options.rounds:,} | {participations:,}"
+    print(f"| {size} | {seconds:.1f} | {rate:.1f} | {peak:.2f} |")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 
 from everfed.cli import main
 
+PLAN = ["--clients", "8", "--cycles", "1,5,10,20"]
 SMALL = ["--rounds", "20", "--clients", "8", "--device", "cpu"]
 
 
@@ -65,9 +66,9 @@ def test_compare_ends_with_a_table_and_a_picture(everfed, tmp_path):
     )
     assert "Algorithm 1" in result.out
     assert "Benchmark 1 (greedy)" in result.out
-    picture = tmp_path / "pictures" / "compare.png"
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert json.loads((tmp_path / "pictures" / "compare.json").read_text())["seeds"] == [0]
+    assert (tmp_path / "pictures" / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<html" in (tmp_path / "pictures" / "report.html").read_text()
+    assert json.loads((tmp_path / "pictures" / "summary.json").read_text())["methods"]["greedy"]["seeds"] == [0]
 
 
 def test_workers_do_not_change_the_result(everfed):
@@ -89,11 +90,94 @@ def test_run_reports_every_round_as_json(everfed):
     assert document["final"]["accuracy"] == document["rounds"][-1]["metrics"]["accuracy"]
 
 
-def test_run_saves_the_model(everfed, tmp_path):
-    import torch
+def test_run_keeps_the_model_in_its_folder(everfed, tmp_path):
+    from safetensors.torch import load_file
 
-    everfed("run", *SMALL, "--save", "model.pt", "-q")
-    assert torch.load(tmp_path / "model.pt")["1.weight"].shape == (64, 64)
+    everfed("run", *SMALL, "--out", "kept", "-q")
+    assert load_file(tmp_path / "kept" / "model.safetensors")["1.weight"].shape == (64, 64)
+
+
+def test_run_takes_a_file_and_changes_to_it(everfed, tmp_path):
+    (tmp_path / "mine.toml").write_text(everfed("presets", "show", "digits-quick").out)
+    result = everfed("run", "mine.toml", "--set", "client.lr=0.01", "--rounds", "10", "--seed", "4", "--json", "-q")
+    experiment = json.loads(result.out)["experiment"]
+    assert experiment["client"]["lr"] == 0.01
+    assert (experiment["rounds"], experiment["seed"]) == (10, 4)
+    assert experiment["fleet"]["cycles"] == [1, 2, 5, 10]
+
+
+def test_a_run_that_is_done_is_shown_again_and_not_run_again(everfed):
+    first = json.loads(everfed("run", *SMALL, "--json").out)
+    again = everfed("run", *SMALL, "--json")
+    assert "done already" in again.err
+    assert json.loads(again.out)["rounds"] == [{**r, "seconds": 0.0} for r in first["rounds"]]
+
+
+def test_sweep_runs_the_grid_and_a_larger_grid_adds_to_it(everfed):
+    base = ["sweep", "digits-quick", "--rounds", "10", "--seeds", "0:2", "--grid", "policy=algorithm1,greedy", "--json"]
+    small = everfed(*base, "--grid", "client.lr=0.1")
+    assert list(json.loads(small.out)["methods"]) == ["algorithm1, client.lr=0.1", "greedy, client.lr=0.1"]
+    large = everfed(*base, "--grid", "client.lr=0.1,0.01")
+    assert "4 of 8 runs" in large.err
+    methods = json.loads(large.out)["methods"]
+    assert methods["greedy, client.lr=0.1"] == json.loads(small.out)["methods"]["greedy, client.lr=0.1"]
+    assert methods["algorithm1, client.lr=0.01"]["seeds"] == [0, 1]
+
+
+def test_a_run_that_diverges_does_not_end_the_sweep(everfed):
+    result = everfed("sweep", "digits-quick", "--rounds", "5", "--seeds", "1", "--grid", "client.lr=0.1,1e30", "--json")
+    assert result.code == 1
+    assert "diverged in round" in result.err
+    assert list(json.loads(result.out)["methods"]) == ["client.lr=0.1"]
+
+
+def test_runs_lists_state_and_headline(everfed):
+    run = json.loads(everfed("run", *SMALL, "--json").out)
+    (line,) = json.loads(everfed("runs", "--json").out)
+    assert line["state"] == "done"
+    assert line["accuracy"] == run["final"]["accuracy"]
+    assert "done" in everfed("runs").out
+
+
+def test_report_and_figure_are_made_from_folders(everfed, tmp_path):
+    everfed("run", *SMALL)
+    assert everfed("report", "everfed-out", "-o", "page.html").code == 0
+    assert everfed("figure", "-o", "figure.pdf").code == 0
+    assert (tmp_path / "figure.pdf").read_bytes()[:4] == b"%PDF"
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_presets_are_listed_shown_and_described_by_a_schema(everfed):
+    assert "digits-quick" in everfed("presets").out
+    assert 'kind = "by-energy"' in everfed("presets", "show", "digits").out
+    assert "momentum = 0.0" in everfed("presets", "show", "digits", "--full").out
+    assert json.loads(everfed("presets", "schema").out)["title"] == "everfed experiment"
+
+
+def test_the_live_view_shows_progress_in_a_terminal(tmp_path):
+    """Under a real pseudo-terminal: the bar, the sparkline and the energy."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.environ |= {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        os.execv(sys.executable, [sys.executable, "-m", "everfed", "run", "digits-quick", "--device", "cpu"])
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        seen += chunk
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    text = seen.decode(errors="replace")
+    assert "60/60" in text
+    assert "units spent of" in text
+    assert "█" in text
 
 
 def test_quiet_says_nothing_but_the_result(everfed):
@@ -103,7 +187,7 @@ def test_quiet_says_nothing_but_the_result(everfed):
 
 
 def test_no_color_leaves_no_escape_codes():
-    arguments = [sys.executable, "-m", "everfed.cli.app", "plan", "--rounds", "20", "--no-color"]
+    arguments = [sys.executable, "-m", "everfed", "plan", "--rounds", "20", "--no-color"]
     environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
     out = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment).stdout
     assert "\x1b" not in out
@@ -112,7 +196,7 @@ def test_no_color_leaves_no_escape_codes():
 def test_plan_as_csv_is_the_plan_of_the_library(everfed):
     import everfed as ef
 
-    rows = list(csv.DictReader(io.StringIO(everfed("plan", "--rounds", "40", "--csv", "--seed", "3").out)))
+    rows = list(csv.DictReader(io.StringIO(everfed("plan", *PLAN, "--rounds", "40", "--csv", "--seed", "3").out)))
     fleet = ef.Fleet.from_cycles([1, 5, 10, 20] * 2)
     steps = ef.plan(fleet, ef.UniformWindow(), rounds=40, seed=3)
     expected = [(s.round, c, e) for s in steps for c, e in zip(s.clients, s.scales, strict=True)]
@@ -125,7 +209,7 @@ def test_plan_as_json_and_as_a_table(everfed):
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m everfed.cli.app plan --rounds 2000 --csv | head -n 2"
+    command = f"{sys.executable} -m everfed plan --rounds 2000 --csv | head -n 2"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.stdout.splitlines()[0] == "round,client,scale"
     assert "Traceback" not in done.stderr
@@ -140,7 +224,7 @@ def test_audit_prints_verdict_and_json(everfed):
     assert "74/15/7/4 %" in document["verdict"]
 
 
-@pytest.mark.parametrize("command", ["compare", "run", "plan", "audit"])
+@pytest.mark.parametrize("command", ["compare", "run", "sweep", "runs", "report", "figure", "plan", "audit"])
 def test_help_teaches_with_an_example(everfed, command):
     result = everfed(command, "--help")
     assert result.code == 0
@@ -179,6 +263,16 @@ def test_version_is_printed(everfed):
         (["run", "--schedule", "cosin"], "Did you mean 'cosine'?"),
         (["run", "--trainer", "batch"], "Did you mean 'batched'?"),
         (["run", "--lr", "0"], "must be a positive number"),
+        (["run", "--set", "client.lrr=1"], "Did you mean 'client.lr'?"),
+        (["run", "digit"], "unknown preset 'digit'. Did you mean 'digits'?"),
+        (["run", "absent.toml"], "no experiment file"),
+        (["sweep", "--grid", "client.lr"], "write key=value,value"),
+        (["sweep", "--grid", "client.lr=0.1,0.1"], "twice"),
+        (["run", "--on-divergence", "ignore"], "'stop' or 'skip'"),
+        (["run", "--track", "tensorbord"], "Did you mean 'tensorboard'?"),
+        (["report", "nowhere"], "no folder 'nowhere'"),
+        (["figure", "."], "no runs below"),
+        (["presets", "show", "digt"], "Did you mean 'digits'?"),
         (["run", "--lr", "nan"], "must be a positive number"),
         (["run", "--strength", "1.5"], "from 0 (iid) to 1"),
         (["run", "--split", "dirichlet", "--alpha", "0"], "positive alpha"),
@@ -186,7 +280,7 @@ def test_version_is_printed(everfed):
         (["run", "--local-steps", "0"], "at least 1"),
         (["run", "--batch-size", "0"], "at least 1"),
         (["run", "--seed", "-1"], "from 0 to 2**64 - 1"),
-        (["run", "--device", "tpu"], "auto, cpu or cuda"),
+        (["run", "--device", "tpu"], "Valid: auto, cpu, cuda"),
         (["run", "--clients", "5000"], "cannot be split over 5000 clients"),
         (["plan", "--rounds", "7", "--strict-horizon"], "whole number of windows"),
     ],
@@ -210,7 +304,7 @@ def test_cuda_asked_for_and_absent(everfed):
 
 
 def test_debug_shows_the_traceback():
-    arguments = [sys.executable, "-m", "everfed.cli.app", "run", "--lr", "0", "--debug"]
+    arguments = [sys.executable, "-m", "everfed", "run", "--lr", "0", "--debug"]
     assert "Traceback" in subprocess.run(arguments, capture_output=True, text=True).stderr
 
 

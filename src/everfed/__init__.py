@@ -8,9 +8,12 @@
 270
 """
 
+from typing import TYPE_CHECKING, Any
+
 from everfed.data import DATASETS, SPLITS, FederatedData, from_arrays, load
 from everfed.energy import ARRIVALS, Books, Fleet
-from everfed.errors import EverfedWarning, InputError, MissingExtraError
+from everfed.errors import DivergenceError, EverfedWarning, InputError, MissingExtraError
+from everfed.experiment import Experiment
 from everfed.learning import (
     MODELS,
     OPTIMIZERS,
@@ -42,6 +45,19 @@ from everfed.scheduling import (
 )
 from everfed.simulate import History, RoundRecord, Simulation, simulate
 
+if TYPE_CHECKING:
+    from everfed.store import StoredRun, open_run, stored_rounds
+
+
+def __getattr__(name: str) -> Any:
+    """Runs on disk need pyarrow and safetensors; a plain simulation should not have to import them."""
+    if name in ("StoredRun", "open_run", "stored_rounds"):
+        from everfed import store
+
+        return getattr(store, name)
+    raise AttributeError(f"module 'everfed' has no attribute '{name}'")
+
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -63,7 +79,9 @@ __all__ = [
     "Books",
     "Constant",
     "Cosine",
+    "DivergenceError",
     "EverfedWarning",
+    "Experiment",
     "FederatedData",
     "Fleet",
     "Greedy",
@@ -77,6 +95,7 @@ __all__ = [
     "PlanStep",
     "RoundRecord",
     "Simulation",
+    "StoredRun",
     "Sum",
     "UniformWindow",
     "WaitForAll",
@@ -85,6 +104,8 @@ __all__ = [
     "build",
     "from_arrays",
     "load",
+    "open_run",
     "plan",
     "simulate",
+    "stored_rounds",
 ]

@@ -21,13 +21,17 @@ class MissingExtraError(InputError):
     """An optional dependency is needed; the message names the extra that brings it."""
 
 
+class DivergenceError(RuntimeError):
+    """Training left the finite numbers; the message names the round and the clients."""
+
+
 class EverfedWarning(UserWarning):
     """Something legal but worth knowing, such as a horizon that no cycle divides."""
 
 
 def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
     """`table[name]`, or an error that names the nearest valid name and lists the others."""
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
     raise InputError(unknown(kind, name, table))
 

@@ -1,120 +1,163 @@
-"""One description of a run: everything `everfed run` and `everfed compare` need, and nothing else."""
+"""One description of a run, made of values: everything a run depends on, and nothing else.
+
+Each part is a value of its room's table (a policy, a split, an optimiser, ...), so a new row in a
+table is at once available in experiment files and on the command line.
+"""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from everfed.data import load
+from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData
-from everfed.data.partition import SPLITS
+from everfed.data.partition import SPLITS, ByEnergy, Split
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, lookup
-from everfed.learning.optim import OPTIMIZERS, SCHEDULES, Optimizer
+from everfed.errors import InputError
+from everfed.learning import TRAINERS
+from everfed.learning.models import MODELS, Mlp, Model
+from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
+from everfed.learning.server import SERVER_RULES, ServerRule, Sum
+from everfed.methods import METHODS, Method
+from everfed.random import check_seed
+from everfed.scheduling.policies import POLICIES, Policy, UniformWindow
 from everfed.simulate import Simulation
+
+
+class FleetSpec(Protocol):
+    """The shape of every kind of fleet in `FLEETS`. Fields are its options."""
+
+    def build(self) -> Fleet: ...
+
+
+@dataclass(frozen=True)
+class CycleFleet:
+    """A fleet from the paper's renewal cycles, dealt round the clients: client i has cycles[i mod len]."""
+
+    clients: int = 40
+    cycles: tuple[int, ...] = (1, 5, 10, 20)
+    offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
+    arrivals: str = "lump"
+    capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
+
+    def build(self) -> Fleet:
+        if self.clients < 1:
+            raise InputError(f"clients is {self.clients}; a fleet needs at least 1.")
+        if len(self.cycles) == 0:
+            raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
+        if len(self.cycles) > self.clients:
+            raise InputError(
+                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one a client."
+            )
+        if self.offsets and len(self.offsets) not in (len(self.cycles), self.clients):
+            raise InputError(
+                f"{len(self.offsets)} offsets were given for {len(self.cycles)} cycles and {self.clients} clients; "
+                "give one a cycle, or one a client."
+            )
+        return Fleet.from_cycles(
+            np.resize(np.asarray(self.cycles), self.clients),
+            np.resize(np.asarray(self.offsets), self.clients) if self.offsets else None,
+            arrivals=self.arrivals,
+            capacity=self.capacity or None,
+        )
+
+
+FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet}
+
+# Which table a part of an experiment comes from; nested parts (an optimiser's schedule) alike.
+TABLES: dict[Any, dict[str, type[Any]]] = {
+    Source: DATASETS,
+    Split: SPLITS,
+    FleetSpec: FLEETS,
+    Policy: POLICIES,
+    ServerRule: SERVER_RULES,
+    Model: MODELS,
+    Optimizer: OPTIMIZERS,
+    Schedule: SCHEDULES,
+}
 
 
 @dataclass(frozen=True)
 class Experiment:
     """The defaults are the comparison of `make compare`: digits, 40 clients, the paper's energy."""
 
-    data: str = "digits"
-    split: str = "by-energy"
-    alpha: float = 0.3  # of the dirichlet split
-    per: str = "client"  # of the dirichlet split
-    strength: float = 1.0  # of the by-energy split
-    clients: int = 40
-    cycles: tuple[int, ...] = (1, 5, 10, 20)  # dealt round the clients: client i has cycle i mod 4
-    offsets: tuple[int, ...] | None = None
-    arrivals: str = "lump"
-    capacity: float | None = None
-    method: str = "algorithm1"
-    model: str = "mlp"
-    optimizer: str = "sgd"
-    lr: float = 0.2
-    schedule: str = "cosine"  # a decaying rate: the noise of unequal participation fades with it
-    final_lr: float = 0.1  # of the cosine schedule, as a part of lr
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    keep_state: bool = True
+    data: Source = Digits()
+    split: Split = ByEnergy()
+    fleet: FleetSpec = CycleFleet()
+    policy: Policy = UniformWindow()
+    server: ServerRule = Sum()
+    model: Model = Mlp()
+    # A decaying rate: the noise of unequal participation fades with it.
+    client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
     rounds: int = 400
     local_steps: int = 5
     batch_size: int = 10
-    eval_every: int | None = None
+    keep_state: bool = True  # a client's optimiser state survives to its next round
+    eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
     seed: int = 0
     device: str = "auto"
     trainer: str = "batched"
 
-    def fleet(self) -> Fleet:
-        return build_fleet(self.clients, self.cycles, self.offsets, self.arrivals, self.capacity)
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("local_steps", 1), ("batch_size", 1), ("eval_every", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a whole number of at least {least}.")
+        check_seed(self.seed)
 
-    def federated(self, fleet: Fleet) -> FederatedData:
-        split = lookup(SPLITS, self.split, "split")
-        accepted = inspect.signature(split).parameters
-        options = {name: getattr(self, name) for name in ("alpha", "per", "strength") if name in accepted}
-        return load(self.data).partition(self.clients, self.split, fleet=fleet, seed=self.seed, **options)
+    @property
+    def method(self) -> str:
+        """The method's name, or the names of its policy and server rule if it has none."""
+        for name, method in METHODS.items():
+            if (method.policy, method.server) == (self.policy, self.server):
+                return name
+        return f"{kind_of(self.policy)}+{kind_of(self.server)}"
 
-    def client_optimizer(self) -> Optimizer:
-        kind = lookup(OPTIMIZERS, self.optimizer, "optimizer")
-        options: dict[str, Any] = {"weight_decay": self.weight_decay}
-        if self.momentum:
-            if "momentum" not in inspect.signature(kind).parameters:
-                raise InputError(f"momentum belongs to sgd; the optimizer is '{self.optimizer}'.")
-            options["momentum"] = self.momentum
-        optimizer: Optimizer = kind(lr=self._learning_rate(), **options)
-        return optimizer
+    @property
+    def title(self) -> str:
+        known = METHODS.get(self.method)
+        return known.title if known else self.method
 
-    def _learning_rate(self) -> Any:
-        if self.schedule == "inverse-time":
-            raise InputError("the inverse-time schedule takes mu and gamma; use it from Python.")
-        kind = lookup(SCHEDULES, self.schedule, "schedule")
-        return kind(self.lr, self.final_lr) if self.schedule == "cosine" else kind(self.lr)
+    def with_method(self, name: str) -> Experiment:
+        return replace(self, policy=METHODS[name].policy, server=METHODS[name].server)
 
-    def simulation(self) -> Simulation:
+    def make_fleet(self) -> Fleet:
+        return self.fleet.build()
+
+    def make_data(self, fleet: Fleet) -> FederatedData:
+        return self.data.load().split(self.split, len(fleet), fleet=fleet, seed=self.seed)
+
+    def simulation(self, **settings: Any) -> Simulation:
         """The run, set up and ready to iterate over."""
-        fleet = self.fleet()
+        fleet = self.make_fleet()
         return Simulation(
             self.model,
-            self.federated(fleet),
+            self.make_data(fleet),
             fleet,
-            self.method,
+            Method(self.policy, self.server, self.title),
             rounds=self.rounds,
             local_steps=self.local_steps,
             batch_size=self.batch_size,
-            client_optimizer=self.client_optimizer(),
+            client_optimizer=self.client,
             keep_optimizer_state=self.keep_state,
-            eval_every=self.eval_every,
+            eval_every=self.eval_every or None,
             seed=self.seed,
             device=self.device,
             trainer=self.trainer,
+            **settings,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def kind_of(value: Any) -> str:
+    """The name of a value's class in its table."""
+    for table in TABLES.values():
+        for name, kind in table.items():
+            if type(value) is kind:
+                return name
+    raise InputError(f"{type(value).__name__} is in no table of kinds; add it to its room's table.")
 
 
-def build_fleet(
-    clients: int,
-    cycles: tuple[int, ...],
-    offsets: tuple[int, ...] | None,
-    arrivals: str,
-    capacity: float | None,
-) -> Fleet:
-    """A fleet of `clients`, cycles dealt round them: client i has cycles[i mod len(cycles)]."""
-    if clients < 1:
-        raise InputError(f"clients is {clients}; a fleet needs at least 1.")
-    if len(cycles) == 0:
-        raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
-    if len(cycles) > clients:
-        raise InputError(f"{len(cycles)} cycles were given for {clients} clients; give at most one a client.")
-    if offsets is not None and len(offsets) != len(cycles) and len(offsets) != clients:
-        raise InputError(
-            f"{len(offsets)} offsets were given for {len(cycles)} cycles and {clients} clients; "
-            "give one a cycle, or one a client."
-        )
-    dealt = np.resize(np.asarray(cycles, np.float64), clients)
-    starts = None if offsets is None else np.resize(np.asarray(offsets, np.float64), clients)
-    return Fleet.from_cycles(dealt, starts, arrivals=arrivals, capacity=capacity)  # type: ignore[arg-type]
+def choices(name: str) -> list[str] | None:
+    """Valid texts of a plain key, where it has a fixed set."""
+    return {"trainer": list(TRAINERS), "device": ["auto", "cpu", "cuda"]}.get(name)

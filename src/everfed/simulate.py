@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from everfed.arrays import Ints
+from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData, from_arrays
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
-from everfed.errors import EverfedWarning, InputError, lookup, some
+from everfed.errors import DivergenceError, EverfedWarning, InputError, lookup, some
 from everfed.learning import TRAINERS, models
 from everfed.learning.evaluate import Evaluator, Metrics
 from everfed.learning.layout import Layout
@@ -29,9 +29,9 @@ from everfed.learning.local import DeviceData, Loss, Task, as_input
 from everfed.learning.optim import Adam, Optimizer
 from everfed.methods import METHODS, Method
 from everfed.random import Purpose, check_seed, derive
-from everfed.scheduling.plan import PlanStep, plan
+from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
 
-Model = nn.Module | Callable[[], nn.Module] | str
+Model = nn.Module | Callable[[], nn.Module] | models.Model | str
 Data = FederatedData | Sequence[tuple[Any, Any]]
 
 
@@ -41,23 +41,27 @@ class RoundRecord:
 
     round: int
     participants: Ints
+    scales: Floats  # what each participant multiplied its update by
     round_weight: float  # W_r: the participants' coefficients summed; 1 on average if unbiased
     energy: Books  # up to and including this round
     update_norm: float  # length of the server's step
     train_loss: float | None  # mean minibatch loss of the participants; None if nobody trained
     metrics: Metrics | None  # where evaluated: after the update
     seconds: float
+    dropped: tuple[int, ...] = ()  # participants whose update was not finite and was left out
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "round": self.round,
             "participants": self.participants.tolist(),
+            "scales": self.scales.tolist(),
             "round_weight": self.round_weight,
             "energy": self.energy.to_dict(),
             "update_norm": self.update_norm,
             "train_loss": self.train_loss,
             "metrics": self.metrics.to_dict() if self.metrics else None,
             "seconds": self.seconds,
+            "dropped": list(self.dropped),
         }
 
 
@@ -113,6 +117,7 @@ class Simulation:
         loss: Loss | None = None,
         memory_budget: int | None = None,
         strict_horizon: bool = False,
+        on_divergence: str = "stop",
     ) -> None:
         self.method = method if isinstance(method, Method) else lookup(METHODS, method, "method")
         self.device = resolve_device(device)
@@ -138,16 +143,22 @@ class Simulation:
         self.trainer = lookup(TRAINERS, trainer, "trainer")(task)
         self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device)
         self.shares = self.data.shares()
-        self.rounds = int(rounds)
-        self.plan = plan(fleet, self.method.policy, self.rounds, int(seed), strict_horizon=strict_horizon)
+        if on_divergence not in ("stop", "skip"):
+            raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
+        self.skips = on_divergence == "skip"
+        self.rounds, self.done = int(rounds), 0
+        check_horizon(fleet, self.rounds, strict_horizon)
+        self.schedule = Schedule(fleet, self.method.policy, int(seed))
 
     def __len__(self) -> int:
         return self.rounds
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        for step in self.plan:
+        """Goes on where the run is: at its start, or where `load_state_dict` put it."""
+        for step in self.schedule.rounds(self.done, self.rounds):
             began = time.perf_counter()
             record = self._round(step)
+            self.done = step.round + 1
             if (step.round + 1) % self.eval_every == 0 or step.round + 1 == self.rounds:
                 record = replace(record, metrics=self.evaluate(self.flat))
             yield replace(record, seconds=time.perf_counter() - began)
@@ -156,23 +167,63 @@ class Simulation:
         """One round of Algorithm 1: participants train, the server adds their weighed updates."""
         weights = self.method.server.coefficients(self.shares[step.clients], step.scales)
         update = torch.zeros_like(self.flat)
-        losses, done = [], 0
+        losses, finite, done = [], [], 0
         for trained in self.trainer.train(self.flat, step.clients, step.round):
             coefficients = torch.as_tensor(weights[done : done + len(trained.clients)], dtype=torch.float32)
+            good = torch.isfinite(trained.deltas.abs().amax(dim=1)) & torch.isfinite(trained.losses)
+            if self.skips:
+                trained.deltas[~good] = 0.0
             update += coefficients.to(self.device) @ trained.deltas
             losses.append(trained.losses)
+            finite.append(good)
             done += len(trained.clients)
+        dropped = self._non_finite(step, update, finite)
         self.flat = self.flat + update
+        kept = torch.cat(losses)[torch.cat(finite)] if losses else torch.empty(0)
         return RoundRecord(
             step.round,
             step.clients,
+            step.scales,
             float(weights.sum()),
             step.energy,
             float(update.norm()),
-            float(torch.cat(losses).mean()) if losses else None,
+            float(kept.mean()) if len(kept) else None,
             None,
             0.0,
+            dropped,
         )
+
+    def _non_finite(self, step: PlanStep, update: Tensor, finite: list[Tensor]) -> tuple[int, ...]:
+        """The participants whose updates are not finite; unless they are to be skipped, the run ends."""
+        bad = tuple(step.clients[~torch.cat(finite).cpu().numpy()].tolist()) if finite else ()
+        if bad and not self.skips:
+            raise DivergenceError(
+                f"training diverged in round {step.round}: the updates of client {some(bad)} are not finite. "
+                "Lower the learning rate, or drop such updates with on_divergence='skip'."
+            )
+        if not torch.isfinite((self.flat + update).norm()):
+            raise DivergenceError(
+                f"training diverged in round {step.round}: the server's parameters overflow, "
+                f"though every update is finite (clients {some(step.clients)}). Lower the learning rate."
+            )
+        return bad
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that the rest of the run depends on. Chance needs no state: it is a function of the round."""
+        schedule = {name: torch.from_numpy(np.asarray(v)) for name, v in self.schedule.state_dict().items()}
+        trainer = {f"trainer.{name}": value for name, value in self.trainer.state_dict().items()}
+        # Copies: tensors that share memory cannot be written side by side.
+        model = {f"model.{name}": value.clone() for name, value in self.layout.unflatten(self.flat).items()}
+        return {**model, "round": torch.tensor(self.done), **schedule, **trainer}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state of a run with the same settings, bit for bit."""
+        model = [state[f"model.{name}"].reshape(-1) for name in self.layout.names]
+        self.flat = torch.cat(model).to(self.device)
+        self.done = int(state["round"])
+        self.schedule.load_state_dict({name: value.cpu().numpy() for name, value in state.items()})
+        kept = {n.removeprefix("trainer."): v for n, v in state.items() if n.startswith("trainer.")}
+        self.trainer.load_state_dict(kept)
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -192,7 +243,8 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
     settings, with their defaults: rounds=400, local_steps=5, batch_size=10,
         client_optimizer=Adam(1e-3), keep_optimizer_state=True, eval_every=rounds // 20, seed=0,
         device="auto", trainer="batched", loss=cross entropy (squared error for float targets),
-        memory_budget=bytes for the batched trainer, strict_horizon=False.
+        memory_budget=bytes for the batched trainer, strict_horizon=False,
+        on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).
 
     To watch a run, or to stop it early, iterate over `Simulation` with the same arguments.
     """
@@ -220,7 +272,7 @@ def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
         torch.manual_seed(derive(seed, Purpose.INIT))
         if isinstance(model, str):
             return models.build(model, data.x.shape[1:], data.classes)
-        made = model()
+        made = model() if callable(model) else model.build(data.x.shape[1:], data.classes)
     if not isinstance(made, nn.Module):
         raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
     return made

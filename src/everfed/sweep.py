@@ -1,48 +1,199 @@
-"""Many runs: over methods and seeds, side by side on the cores there are."""
+"""Many runs: a grid of settings times seeds, side by side on the cores there are.
+
+Every run has a folder of its own, named after what sets it apart. A sweep that is started again
+skips what is done and resumes what was cut off.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import multiprocessing
 import os
 import queue
+import re
+import signal
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from everfed.energy.battery import Books
-from everfed.errors import InputError, lookup
+from everfed import config
+from everfed.errors import EverfedWarning, InputError
 from everfed.experiment import Experiment
-from everfed.learning.evaluate import Metrics
-from everfed.methods import METHODS
 from everfed.simulate import resolve_device
+from everfed.store import StoredRun, open_run, stored_rounds
+from everfed.store.runner import DEFAULT_CHECKPOINT_S
+from everfed.trackers import tracked
 
 COMPARED = ("algorithm1", "greedy", "wait-for-all", "fedavg")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far one of the runs is."""
+class Planned:
+    """A run of a sweep, and what sets it apart from the others."""
 
-    run: int
-    round: int
-    accuracy: float | None
+    experiment: Experiment
+    settings: dict[str, Any]  # the grid's values, without the seed
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        return ", ".join(str(v) if k in ("method", "policy") else f"{k}={v}" for k, v in self.settings.items()) or "run"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a comparison needs to know of a finished run."""
+class Progress:
+    """How far one of the runs is; `note` is for people."""
 
-    experiment: Experiment
-    rounds: tuple[int, ...]  # rounds done at each evaluation
-    metrics: tuple[Metrics, ...]
-    spent: tuple[float, ...]  # energy spent by then, in units
-    participations: int
-    energy: Books
+    run: int
+    round: int
+    accuracy: float | None = None
+    note: str | None = None
+
+
+def plan_runs(
+    raw: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: Sequence[int], root: Path
+) -> list[Planned]:
+    """Every combination of the grid's values, times the seeds; seeds of one combination together."""
+    if not seeds:
+        raise InputError("a sweep needs at least one seed.")
+    runs = []
+    for values in itertools.product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
+        content = deepcopy(dict(raw))
+        for key, value in settings.items():
+            config.change(content, key, value)
+        for seed in seeds:
+            experiment = replace(config.from_dict(content), seed=seed)
+            runs.append(Planned(experiment, settings, root / folder_name(experiment, settings)))
+    doubles = len(runs) - len({run.folder for run in runs})
+    if doubles:
+        raise InputError(f"the grid names {doubles} run{'s' * (doubles > 1)} twice; give each value once.")
+    return runs
+
+
+def folder_name(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> str:
+    """What sets a run apart, for people, and a short hash of the whole experiment."""
+    parts = [experiment.method]
+    parts += [f"{key}={value}" for key, value in (settings or {}).items() if key not in ("method", "policy")]
+    parts.append(f"seed={experiment.seed}")
+    tag = hashlib.sha256(config.to_toml(experiment).encode()).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join([*parts, tag]))
+
+
+def run_all(
+    runs: Sequence[Planned],
+    *,
+    jobs: int | None = None,
+    checkpoint_s: float = DEFAULT_CHECKPOINT_S,
+    on_divergence: str = "stop",
+    trackers: Sequence[str] = (),
+    on_progress: Callable[[Progress], None] = lambda p: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[StoredRun]:
+    """Do what is still to do; returns all runs as stored, in the order given.
+
+    On a CPU one process a core; on a GPU one run after the other. A run that fails (it diverges)
+    does not end the others. Once `stop` says so, every run saves its state after its round.
+    """
+    on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
+    workers = 1 if on_gpu else min(jobs or len(os.sched_getaffinity(0)), len(runs))
+    options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers)}
+    if workers == 1:
+        for i, run in enumerate(runs):
+            if not stop():
+                _execute(i, run, options, on_progress, stop)
+    else:
+        _in_processes(runs, workers, options, on_progress, stop)
+    return [open_run(run.folder) for run in runs if (run.folder / "experiment.toml").exists()]
+
+
+def _execute(
+    index: int, run: Planned, options: dict[str, Any], tell: Callable[[Progress], None], stop: Callable[[], bool]
+) -> None:
+    accuracy = None
+    trackers = options["trackers"]
+    storing = {key: value for key, value in options.items() if key != "trackers"}
+    try:
+        rounds = stored_rounds(run.experiment, run.folder, stop=stop, **storing)
+        for record in tracked(rounds, trackers, run.experiment, run.folder):
+            if record.metrics:
+                accuracy = record.metrics.accuracy
+            tell(Progress(index, record.round + 1, accuracy))
+    except InputError:
+        raise
+    except RuntimeError as error:  # it diverged, or its folder cannot be written: the others go on
+        tell(Progress(index, run.experiment.rounds, accuracy, note=f"{run.label}, seed {run.experiment.seed}: {error}"))
+        return
+    if not stop():
+        final = open_run(run.folder).final
+        tell(Progress(index, run.experiment.rounds, final.accuracy if final else None))
+
+
+def _in_processes(
+    runs: Sequence[Planned],
+    workers: int,
+    options: dict[str, Any],
+    on_progress: Callable[[Progress], None],
+    stop: Callable[[], bool],
+) -> None:
+    # Spawned, not forked: a forked child of a process that has used torch's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    inbox: Any = context.Queue()
+    stopping = context.Event()
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    # The longest runs (most participants) first, so that no core idles at the end.
+    order = sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.obeys_energy)
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_start_worker, initargs=(inbox, stopping, threads)
+    ) as pool:
+        pending: set[Future[None]] = {pool.submit(_work, i, runs[i], options) for i in order}
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.1)
+                if stop() and not stopping.is_set():
+                    stopping.set()
+                    pool.shutdown(wait=False, cancel_futures=True)
+                _drain(inbox, on_progress)
+                for future in done:
+                    if not future.cancelled():
+                        future.result()  # bad input stops the sweep now, not at its end
+        except BaseException:
+            stopping.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    _drain(inbox, on_progress)  # after the workers have ended, nothing is still on its way
+
+
+def _drain(inbox: Any, on_progress: Callable[[Progress], None]) -> None:
+    while True:
+        try:
+            on_progress(inbox.get_nowait())
+        except queue.Empty:
+            return
+
+
+_inbox: Any = None  # in a worker process: where progress goes
+_stopping: Any = None  # and the event that ends it
+
+
+def _start_worker(inbox: Any, stopping: Any, threads: int) -> None:
+    global _inbox, _stopping
+    _inbox, _stopping = inbox, stopping
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks the workers to save
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore", EverfedWarning)  # the parent has said them once
+
+
+def _work(index: int, run: Planned, options: dict[str, Any]) -> None:
+    _execute(index, run, options, _inbox.put, _stopping.is_set)
 
 
 @dataclass(frozen=True)
@@ -60,111 +211,25 @@ class Spread:
         return {"mean": self.mean, "sd": self.sd}
 
 
-def grid(base: Experiment, methods: Sequence[str], seeds: Sequence[int]) -> list[Experiment]:
-    """One experiment for every method and seed, seeds of one method together."""
-    if not methods or not seeds:
-        raise InputError("a comparison needs at least one method and one seed.")
-    for name in methods:
-        lookup(METHODS, name, "method")
-    return [replace(base, method=m, seed=s) for m in methods for s in seeds]
-
-
-def execute(experiment: Experiment, report: Callable[[int, float | None], None] = lambda r, a: None) -> Outcome:
-    """Run one experiment to its end; `report` hears of every round."""
-    run = experiment.simulation()
-    rounds, metrics, spent, participations = [], [], [], 0
-    record = None
-    for record in run:
-        participations += len(record.participants)
-        if record.metrics:
-            rounds.append(record.round + 1)
-            metrics.append(record.metrics)
-            spent.append(record.energy.spent)
-        report(record.round + 1, record.metrics.accuracy if record.metrics else None)
-    assert record is not None
-    return Outcome(experiment, tuple(rounds), tuple(metrics), tuple(spent), participations, record.energy)
-
-
-def run_all(
-    experiments: Sequence[Experiment], jobs: int | None = None, on_progress: Callable[[Progress], None] = lambda p: None
-) -> list[Outcome]:
-    """Outcomes in the order given. On a CPU, one process a core; on a GPU, one after the other."""
-    on_gpu = resolve_device(experiments[0].device).type == "cuda"
-    workers = 1 if on_gpu else min(jobs or len(os.sched_getaffinity(0)), len(experiments))
-    if workers == 1:
-        return [
-            execute(e, lambda r, a, i=i: on_progress(Progress(i, r, a)))  # type: ignore[misc]
-            for i, e in enumerate(experiments)
-        ]
-    return list(_in_processes(experiments, workers, on_progress))
-
-
-def _in_processes(
-    experiments: Sequence[Experiment], workers: int, on_progress: Callable[[Progress], None]
-) -> Iterator[Outcome]:
-    # Spawned, not forked: a forked child of a process that has used torch's threads can hang.
-    context = multiprocessing.get_context("spawn")
-    inbox: Any = context.Queue()
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(inbox, threads))
-    # The longest runs (most participants) first, so that no core idles at the end.
-    order = sorted(range(len(experiments)), key=lambda i: experiments[i].method != "fedavg")
-    futures: dict[int, Future[Outcome]] = {}
-    try:
-        for i in order:
-            futures[i] = pool.submit(_work, i, experiments[i])
-        pending: set[Future[Outcome]] = set(futures.values())
-        while pending:
-            done, pending = wait(pending, timeout=0.1)
-            for future in done:
-                future.result()  # an error stops the comparison now, not at its end
-            _drain(inbox, on_progress)
-        yield from (futures[i].result() for i in range(len(experiments)))
-    finally:
-        for process in list((pool._processes or {}).values()):
-            if any(not f.done() for f in futures.values()):
-                process.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _drain(inbox: Any, on_progress: Callable[[Progress], None]) -> None:
-    while True:
-        try:
-            on_progress(inbox.get_nowait())
-        except queue.Empty:
-            return
-
-
-_inbox: Any = None  # in a worker process: where progress goes
-
-
-def _start_worker(inbox: Any, threads: int) -> None:
-    global _inbox
-    _inbox = inbox
-    torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")  # the parent has said it once
-
-
-def _work(index: int, experiment: Experiment) -> Outcome:
-    return execute(experiment, lambda r, a: _inbox.put(Progress(index, r, a)))
-
-
-def summarize(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
-    """Method by method: mean and sd over seeds, and the mean energy books."""
+def summarize(labelled: Sequence[tuple[str, StoredRun]]) -> dict[str, dict[str, Any]]:
+    """Label by label: mean and sd over finished seeds, and the mean energy books."""
     summary: dict[str, dict[str, Any]] = {}
-    for method in dict.fromkeys(o.experiment.method for o in outcomes):
-        runs = [o for o in outcomes if o.experiment.method == method]
-        finals = [o.metrics[-1] for o in runs]
-        books = [o.energy.to_dict() for o in runs]
-        summary[method] = {
+    for label in dict.fromkeys(label for label, _ in labelled):
+        runs = [run for name, run in labelled if name == label and run.state == "done"]
+        finals = [run.final for run in runs if run.final and run.final.accuracy is not None]
+        if not runs or not finals:
+            continue
+        books = [run.energy.to_dict() for run in runs]
+        summary[label] = {
             "accuracy": Spread.of([f.accuracy or 0.0 for f in finals]).to_dict(),
             "worst_group_accuracy": Spread.of([f.worst_group_accuracy or 0.0 for f in finals]).to_dict(),
             "group_accuracy": {
-                label: Spread.of([(f.group_accuracy or {})[label] for f in finals]).to_dict()
-                for label in finals[0].group_accuracy or {}
+                group: Spread.of([(f.group_accuracy or {}).get(group, 0.0) for f in finals]).to_dict()
+                for group in finals[0].group_accuracy or {}
             },
             "loss": Spread.of([f.loss for f in finals]).to_dict(),
-            "participations": statistics.fmean(o.participations for o in runs),
+            "participations": statistics.fmean(run.participations for run in runs),
             "energy": {key: statistics.fmean(b[key] for b in books) for key in books[0]},
+            "seeds": [run.experiment.seed for run in runs],
         }
     return summary

@@ -6,8 +6,9 @@ import sys
 
 import typer
 
-from everfed.cli import compare, fleet, run
-from everfed.errors import InputError
+from everfed.cli import fleet, run, runs, sweep
+from everfed.errors import DivergenceError, InputError
+from everfed.store import StoreError
 
 app = typer.Typer(
     name="everfed",
@@ -18,8 +19,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("compare")(compare.compare)
+app.command("compare")(sweep.compare)
 app.command("run")(run.run)
+app.command("sweep")(sweep.sweep_command)
+app.command("runs")(runs.runs)
+app.command("report")(runs.make_report)
+app.command("figure")(runs.make_figure)
+app.add_typer(runs.presets_app, name="presets")
 app.command("plan")(fleet.plan)
 app.command("audit")(fleet.audit)
 
@@ -51,13 +57,14 @@ def main() -> None:
             raise
         print(f"everfed: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except (DivergenceError, StoreError) as error:
+        if debug:
+            raise
+        print(f"everfed: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("everfed: stopped.", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:  # `everfed plan | head`
         sys.stderr.close()
         raise SystemExit(0) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -6,30 +6,27 @@ import csv
 import json as json_module
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.table import Table
 
+from everfed import config
 from everfed.cli import options as o
+from everfed.cli.screen import Screen
 from everfed.energy import Fleet
-from everfed.errors import lookup, some
-from everfed.experiment import build_fleet
-from everfed.methods import METHODS
+from everfed.errors import some
+from everfed.experiment import Experiment
 from everfed.scheduling import Audit, PlanStep
 from everfed.scheduling import audit as run_audit
 from everfed.scheduling import plan as make_plan
 
 
+@o.takes_experiment("digits-quick", o.FLEET_ONLY)
 def plan(
-    method: o.MethodName = "algorithm1",
-    rounds: o.Rounds = 20,
-    clients: o.Clients = 8,
-    cycles: o.Cycles = "1,5,10,20",
-    offsets: o.Offsets = "",
-    arrivals: o.ArrivalsName = "lump",
-    capacity: o.Capacity = 0.0,
+    raw: dict[str, Any],
+    method: o.Method = None,
     seed: o.Seed = 0,
     strict_horizon: Annotated[
         bool, typer.Option("--strict-horizon", help="Refuse rounds that some cycle does not divide.")
@@ -47,12 +44,12 @@ def plan(
     A plan depends on energy and chance alone, so it can be looked at, checked and shared before any training. Rounds
     are produced one by one: a million clients stream through --csv.
 
-    Example: everfed plan --clients 1000 --rounds 100 --csv > plan.csv
+    Example: everfed plan --clients 8 --rounds 20, or: everfed plan --clients 1000 --rounds 100 --csv > plan.csv
     """
-    screen = o.Screen(json, quiet, no_color)
-    fleet = _fleet(clients, cycles, offsets, arrivals, capacity)
-    policy = lookup(METHODS, method, "method").policy
-    steps = make_plan(fleet, policy, rounds, seed, strict_horizon=strict_horizon)
+    screen = Screen(json, quiet, no_color)
+    experiment = _experiment(raw, method)
+    fleet = experiment.make_fleet()
+    steps = make_plan(fleet, experiment.policy, experiment.rounds, seed or 0, strict_horizon=strict_horizon)
     if as_csv:
         writer = csv.writer(sys.stdout)
         writer.writerow(["round", "client", "scale"])
@@ -64,7 +61,7 @@ def plan(
     elif json:
         _stream_json(steps)
     else:
-        screen.out.print(_plan_table(steps, fleet, f"{METHODS[method].title}, seed {seed}"))
+        screen.out.print(_plan_table(steps, fleet, f"{experiment.title}, seed {seed or 0}"))
 
 
 def _stream_json(steps: Iterator[PlanStep]) -> None:
@@ -96,14 +93,10 @@ def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, title: str) -> Table:
     return out
 
 
+@o.takes_experiment("digits", o.FLEET_ONLY)
 def audit(
-    method: o.MethodName = "algorithm1",
-    rounds: o.Rounds = 1000,
-    clients: o.Clients = 40,
-    cycles: o.Cycles = "1,5,10,20",
-    offsets: o.Offsets = "",
-    arrivals: o.ArrivalsName = "lump",
-    capacity: o.Capacity = 0.0,
+    raw: dict[str, Any],
+    method: o.Method = None,
     seeds: o.Seeds = "200",
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -115,20 +108,19 @@ def audit(
     Measured over many seeds, with the exact value beside it where a formula exists. A mean weight of 1 says that the
     client counts by its data, as if it took part in every round.
 
-    Example: everfed audit --method greedy --cycles 1,5,10,20
+    Example: everfed audit --method greedy --cycles 1,5,10,20 --rounds 1000
     """
-    screen = o.Screen(json, quiet, no_color)
-    fleet = _fleet(clients, cycles, offsets, arrivals, capacity)
-    policy = lookup(METHODS, method, "method").policy
-    seed_numbers = o.seed_list(seeds)
-    with screen.err.status(f"{len(seed_numbers)} runs of {rounds} rounds"):
-        result = run_audit(fleet, policy, rounds, seed_numbers)
+    screen = Screen(json, quiet, no_color)
+    experiment = _experiment(raw, method)
+    fleet, seed_numbers = experiment.make_fleet(), o.seed_list(seeds)
+    with screen.err.status(f"{len(seed_numbers)} runs of {experiment.rounds} rounds"):
+        result = run_audit(fleet, experiment.policy, experiment.rounds, seed_numbers)
     if json:
         screen.json(result.to_dict())
         return
-    screen.out.print(_client_table(fleet, result, METHODS[method].title))
+    screen.out.print(_client_table(fleet, result, experiment.title))
     screen.out.print(_fleet_table(result))
-    screen.out.print(f"[bold]{METHODS[method].title}[/bold] is {result.verdict}")
+    screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
 
 
 def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
@@ -163,11 +155,7 @@ def _fleet_table(result: Audit) -> Table:
     return out
 
 
-def _fleet(clients: int, cycles: str, offsets: str, arrivals: str, capacity: float) -> Fleet:
-    return build_fleet(
-        clients,
-        o.whole_numbers(cycles, "--cycles"),
-        o.whole_numbers(offsets, "--offsets") or None,
-        arrivals,
-        capacity or None,
-    )
+def _experiment(raw: dict[str, Any], method: str | None) -> Experiment:
+    if method is not None:
+        config.change(raw, "method", method)
+    return config.from_dict(raw)

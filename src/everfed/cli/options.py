@@ -1,100 +1,101 @@
-"""Options that several commands share, each written once, and how their texts are read."""
+"""Options that several commands share, each written once.
+
+An experiment comes from a file or a preset, is changed by short options (`--rounds 100`) and by
+`--set key=value` for everything else. `takes_experiment` adds all of them to a command.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import warnings
-from typing import Annotated, Any
+import functools
+import inspect
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 
+from everfed import config, presets
 from everfed.data import DATASETS, SPLITS
 from everfed.energy import ARRIVALS
-from everfed.errors import EverfedWarning, InputError
-from everfed.learning import MODELS, OPTIMIZERS, TRAINERS
+from everfed.errors import InputError, unknown
+from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES, TRAINERS
 from everfed.methods import METHODS
+from everfed.trackers import TRACKERS
+
+_FLEET, _TRAINING, _OUTPUT = "Fleet", "Training", "Output"
+
+
+class Short(NamedTuple):
+    """A short option: the key of the experiment that it sets, and how its text is read."""
+
+    flag: str
+    key: str
+    type: type
+    help: str
+    panel: str = _TRAINING
+    read: Callable[[Any, str], Any] = lambda value, flag: value
+
+
+def _list_of_numbers(text: str, flag: str) -> list[int]:
+    """'1,5,10' as whole numbers, or an error that names the option."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        values = [float(part) for part in parts]
+        if all(value.is_integer() for value in values):
+            return [int(value) for value in values]
+    except ValueError:
+        pass
+    raise InputError(f"{flag} is '{text}'; give whole numbers with commas, such as 1,5,10,20.")
 
 
 def _names(table: Any) -> str:
     return ", ".join(table)
 
 
-_FLEET, _TRAINING, _OUTPUT = "Fleet", "Training", "Output"
+SHORT = (
+    Short("--data", "data", str, f"Data set: {_names(DATASETS)}."),
+    Short("--split", "split", str, f"Who holds which samples: {_names(SPLITS)}."),
+    Short("--strength", "split.strength", float, "Of the by-energy split: 0 is iid, 1 fully separated classes."),
+    Short("--alpha", "split.alpha", float, "Of the dirichlet split: small is more skewed."),
+    Short("--per", "split.per", str, "Of the dirichlet split: skew per client, or per energy-group."),
+    Short("--model", "model", str, f"One of {_names(MODELS)}."),
+    Short("--rounds", "rounds", int, "Global rounds."),
+    Short("--local-steps", "local_steps", int, "T: steps a participant trains in a round."),
+    Short("--batch-size", "batch_size", int, "Samples a step, drawn uniformly with replacement."),
+    Short("--optimizer", "client", str, f"Of the clients: {_names(OPTIMIZERS)}."),
+    Short("--lr", "client.lr", float, "Learning rate of the clients."),
+    Short("--schedule", "client.schedule", str, f"Of the learning rate: {_names(SCHEDULES)}."),
+    Short("--momentum", "client.momentum", float, "Of sgd."),
+    Short("--weight-decay", "client.weight_decay", float, "Adds this times the parameters to the gradient."),
+    Short("--eval-every", "eval_every", int, "Evaluate every so many rounds; 0: 20 times in the run."),
+    Short("--trainer", "trainer", str, f"{_names(TRAINERS)}; same results."),
+    Short("--device", "device", str, "auto, cpu or cuda."),
+    Short("--clients", "fleet.clients", int, "How many clients.", _FLEET),
+    Short(
+        "--cycles",
+        "fleet.cycles",
+        str,
+        "E: rounds a client needs to harvest one round's energy. Dealt round the clients: with 1,5,10,20 client 0 "
+        "can train every round, client 3 every 20th.",
+        _FLEET,
+        _list_of_numbers,
+    ),
+    Short(
+        "--offsets",
+        "fleet.offsets",
+        str,
+        "First round with energy: one a cycle or one a client.",
+        _FLEET,
+        _list_of_numbers,
+    ),
+    Short("--arrivals", "fleet.arrivals", str, f"How energy comes: {_names(ARRIVALS)}.", _FLEET),
+    Short("--capacity", "fleet.capacity", float, "Battery in rounds' worth of energy; 0: as needed.", _FLEET),
+)
+FLEET_ONLY = tuple(short for short in SHORT if short.panel == _FLEET or short.flag == "--rounds")
 
-Clients = Annotated[int, typer.Option(help="How many clients.", rich_help_panel=_FLEET)]
-Cycles = Annotated[
-    str,
-    typer.Option(
-        help="E: rounds a client needs to harvest one round's energy. Dealt round the clients: with 1,5,10,20 "
-        "client 0 can train every round, client 3 every 20th.",
-        rich_help_panel=_FLEET,
-    ),
-]
-Offsets = Annotated[
-    str,
-    typer.Option(help="First round with energy: one a cycle or one a client (default: all 0).", rich_help_panel=_FLEET),
-]
-ArrivalsName = Annotated[
-    str,
-    typer.Option("--arrivals", help=f"How energy comes: {_names(ARRIVALS)}.", rich_help_panel=_FLEET),
-]
-Capacity = Annotated[
-    float,
-    typer.Option(help="Battery in rounds' worth of energy; 0: as large as the schedule needs.", rich_help_panel=_FLEET),
-]
-Data = Annotated[str, typer.Option(help=f"Data set: {_names(DATASETS)}.", rich_help_panel=_TRAINING)]
-Split = Annotated[
-    str,
-    typer.Option(
-        help=f"Who holds which samples: {_names(SPLITS)}. by-energy gives each energy group its own classes.",
-        rich_help_panel=_TRAINING,
-    ),
-]
-Strength = Annotated[
-    float, typer.Option(help="Of the by-energy split: 0 is iid, 1 fully separated.", rich_help_panel=_TRAINING)
-]
-Alpha = Annotated[float, typer.Option(help="Of the dirichlet split: small is more skewed.", rich_help_panel=_TRAINING)]
-Per = Annotated[
-    str, typer.Option(help="Of the dirichlet split: skew per client, or per energy-group.", rich_help_panel=_TRAINING)
-]
-MethodName = Annotated[str, typer.Option(help=f"One of {_names(METHODS)}.", rich_help_panel=_TRAINING)]
-Model = Annotated[str, typer.Option(help=f"One of {_names(MODELS)}.", rich_help_panel=_TRAINING)]
-Rounds = Annotated[int, typer.Option(help="Global rounds.", rich_help_panel=_TRAINING)]
-LocalSteps = Annotated[int, typer.Option(help="T: steps a participant trains in a round.", rich_help_panel=_TRAINING)]
-BatchSize = Annotated[
-    int, typer.Option(help="Samples a step, drawn uniformly with replacement.", rich_help_panel=_TRAINING)
-]
-OptimizerName = Annotated[
-    str, typer.Option("--optimizer", help=f"Of the clients: {_names(OPTIMIZERS)}.", rich_help_panel=_TRAINING)
-]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of the clients.", rich_help_panel=_TRAINING)]
-ScheduleName = Annotated[
-    str,
-    typer.Option("--schedule", help="Of the learning rate: constant or cosine.", rich_help_panel=_TRAINING),
-]
-Momentum = Annotated[float, typer.Option(help="Of sgd.", rich_help_panel=_TRAINING)]
-WeightDecay = Annotated[
-    float, typer.Option(help="Adds this times the parameters to the gradient.", rich_help_panel=_TRAINING)
-]
-KeepState = Annotated[
-    bool,
-    typer.Option(
-        "--keep-state/--reset-state",
-        help="Whether a client's optimiser state survives to its next round.",
-        rich_help_panel=_TRAINING,
-    ),
-]
-EvalEvery = Annotated[
-    int, typer.Option(help="Evaluate every so many rounds; 0: 20 times in the run.", rich_help_panel=_TRAINING)
-]
-TrainerName = Annotated[
-    str, typer.Option("--trainer", help=f"{_names(TRAINERS)}; same results.", rich_help_panel=_TRAINING)
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_TRAINING)]
-Seed = Annotated[int, typer.Option(help="Fixes all chance of the run.")]
+Method = Annotated[str | None, typer.Option("--method", help=f"One of {_names(METHODS)}.", rich_help_panel=_TRAINING)]
+Seed = Annotated[int | None, typer.Option(help="Fixes all chance of the run.")]
 Seeds = Annotated[str, typer.Option(help="Which seeds: 3 (the first three), 0:5, or 1,4,7.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Machine-readable result on standard output.", rich_help_panel=_OUTPUT)
@@ -104,39 +105,83 @@ Quiet = Annotated[
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text (so does NO_COLOR=1).", rich_help_panel=_OUTPUT)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)]
+Jobs = Annotated[int, typer.Option(help="Runs side by side on a CPU; 0: one a core.")]
+CheckpointEvery = Annotated[
+    float, typer.Option(help="Seconds between checkpoints: the most work that a kill can cost.")
+]
+OnDivergence = Annotated[str, typer.Option(help="stop, or skip: leave updates that are not finite out and go on.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help=f"Also write to {_names(TRACKERS)}. Repeatable.", rich_help_panel=_OUTPUT),
+]
+_Source = Annotated[
+    str,
+    typer.Argument(metavar="[EXPERIMENT]", help="An experiment file, or a preset: " + ", ".join(presets.texts()) + "."),
+]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as client.lr=0.01. Repeatable."),
+]
 
 
-class Screen:
-    """Where a command writes: results to standard output, everything else to standard error."""
+def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callable[[Callable[..., None]], Any]:
+    """Add EXPERIMENT, --set and the short options to a command; it gets their result as `raw`."""
 
-    def __init__(self, as_json: bool = False, quiet: bool = False, no_color: bool = False) -> None:
-        plain = no_color or "NO_COLOR" in os.environ
-        colours: Any = None if plain else "auto"
-        self.as_json, self.quiet = as_json, quiet
-        self.out = Console(color_system=colours, highlight=False, width=None if sys.stdout.isatty() else 120)
-        self.err = Console(stderr=True, color_system=colours, highlight=False, quiet=quiet)
-        warnings.simplefilter("always", EverfedWarning)
-        warnings.showwarning = self._note
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
 
-    def _note(self, message: Any, category: type[Warning], *details: Any, **more: Any) -> None:
-        if issubclass(category, EverfedWarning):
-            self.err.print(f"note: {message}", style="yellow", markup=False)
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> None:
+            values = {short: given.pop(_name(short)) for short in shorts}
+            raw = _raw(given.pop("experiment"), given.pop("settings") or [], values)
+            command(raw=raw, **given)
 
-    def json(self, value: Any) -> None:
-        print(json.dumps(value, indent=2))
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter("experiment", keyword, default=default, annotation=_Source)]
+        added += [p.replace(kind=keyword) for name, p in own.items() if name != "raw"]
+        added += [
+            inspect.Parameter(
+                _name(short),
+                keyword,
+                default=None,
+                annotation=Annotated[
+                    short.type | None,
+                    typer.Option(short.flag, help=short.help, rich_help_panel=short.panel, show_default=False),
+                ],
+            )
+            for short in shorts
+        ]
+        added += [inspect.Parameter("settings", keyword, default=None, annotation=_Settings)]
+        wrapper.__signature__ = inspect.Signature(added)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in added}
+        del wrapper.__wrapped__  # typer must see the new signature, not the command's own
+        return wrapper
+
+    return decorate
 
 
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """'1,5,10' as whole numbers, or an error that names the option."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        values = [float(part) for part in parts]
-    except ValueError:
-        raise InputError(f"{option} is '{text}'; give whole numbers with commas, such as 1,5,10,20.") from None
-    for value in values:
-        if value != value or value != int(value) if abs(value) != float("inf") else True:
-            raise InputError(f"{option} contains {value:g}; each must be a whole number of rounds.")
-    return tuple(int(v) for v in values)
+def _name(short: Short) -> str:
+    return short.flag.removeprefix("--").replace("-", "_")
+
+
+def _raw(source: str, settings: list[str], shorts: dict[Short, Any]) -> dict[str, Any]:
+    """The content of an experiment file with all changes made; short options before --set."""
+    raw = deepcopy(_source(source))
+    for short, value in shorts.items():
+        if value is not None:
+            config.change(raw, short.key, short.read(value, short.flag))
+    for text in settings:
+        config.change(raw, *config.parse_setting(text))
+    return raw
+
+
+def _source(name: str) -> dict[str, Any]:
+    if name in presets.texts():
+        return presets.content(name)
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return config.read(path)
+    raise InputError(unknown("preset", name, presets.texts()) + " An experiment file ends in .toml.")
 
 
 def seed_list(text: str) -> list[int]:
@@ -154,3 +199,17 @@ def seed_list(text: str) -> list[int]:
     if not seeds or min(seeds) < 0:
         raise InputError(f"--seeds is '{text}'; that names no seed, or a negative one.")
     return seeds
+
+
+def grid_axes(texts: list[str]) -> dict[str, list[Any]]:
+    """['client.lr=0.01,0.1'] as {'client.lr': [0.01, 0.1]}; a value may be a TOML list or table."""
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values.strip():
+            raise InputError(f"--grid is '{text}'; write key=value,value, such as client.lr=0.01,0.1.")
+        whole = config.parse_value(f"[{values}]")
+        axes[key.strip()] = (
+            whole if isinstance(whole, list) else [config.parse_value(v.strip()) for v in values.split(",")]
+        )
+    return axes

@@ -1,119 +1,92 @@
-"""`everfed run`: one method, one seed, watched round by round."""
+"""`everfed run`: one experiment, watched round by round and kept on disk."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from everfed import config
 from everfed.cli import options as o
-from everfed.experiment import Experiment
-from everfed.methods import METHODS
-from everfed.simulate import History, RoundRecord
+from everfed.cli.screen import Screen, Stop, watched
+from everfed.store import StoredRun, open_run, stored_rounds
+from everfed.store.runner import DEFAULT_CHECKPOINT_S
+from everfed.sweep import folder_name
+from everfed.trackers import tracked
 
-_DEFAULTS = Experiment()
 
-
+@o.takes_experiment("digits")
 def run(
-    method: o.MethodName = _DEFAULTS.method,
-    data: o.Data = _DEFAULTS.data,
-    split: o.Split = _DEFAULTS.split,
-    strength: o.Strength = _DEFAULTS.strength,
-    alpha: o.Alpha = _DEFAULTS.alpha,
-    per: o.Per = _DEFAULTS.per,
-    model: o.Model = _DEFAULTS.model,
-    clients: o.Clients = _DEFAULTS.clients,
-    cycles: o.Cycles = "1,5,10,20",
-    offsets: o.Offsets = "",
-    arrivals: o.ArrivalsName = _DEFAULTS.arrivals,
-    capacity: o.Capacity = 0.0,
-    rounds: o.Rounds = _DEFAULTS.rounds,
-    local_steps: o.LocalSteps = _DEFAULTS.local_steps,
-    batch_size: o.BatchSize = _DEFAULTS.batch_size,
-    optimizer: o.OptimizerName = _DEFAULTS.optimizer,
-    lr: o.LearningRate = _DEFAULTS.lr,
-    schedule: o.ScheduleName = _DEFAULTS.schedule,
-    momentum: o.Momentum = _DEFAULTS.momentum,
-    weight_decay: o.WeightDecay = _DEFAULTS.weight_decay,
-    keep_state: o.KeepState = _DEFAULTS.keep_state,
-    eval_every: o.EvalEvery = 0,
-    trainer: o.TrainerName = _DEFAULTS.trainer,
-    seed: o.Seed = 0,
-    device: o.Device = _DEFAULTS.device,
-    save: Annotated[Path | None, typer.Option(help="Write the trained model's state_dict here (torch.save).")] = None,
+    raw: dict[str, Any],
+    method: o.Method = None,
+    seed: o.Seed = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder (default: everfed-out/runs/, named after the experiment).")
+    ] = None,
+    checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
+    on_divergence: o.OnDivergence = "stop",
+    track: o.Track = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,
 ) -> None:
-    """Train one model with one method and say how it went.
+    """Train one model with one method, and say how it went.
 
-    The energy profile decides who trains when; see it beforehand with [bold]everfed plan[/bold], and what it does to
-    training with [bold]everfed audit[/bold].
+    The run is kept in a folder. Killed at any moment, the same command resumes it, and it ends with the same model as
+    if nothing had happened. The energy profile decides who trains when: see it beforehand with
+    [bold]everfed plan[/bold], and what it does to training with [bold]everfed audit[/bold].
 
-    Example: everfed run --method greedy --cycles 1,50 --clients 20 --rounds 500
+    Example: everfed run digits --method greedy --rounds 200 --set client.lr=0.1
     """
-    screen = o.Screen(json, quiet, no_color)
-    experiment = Experiment(
-        data=data, split=split, alpha=alpha, per=per, strength=strength, clients=clients,
-        cycles=o.whole_numbers(cycles, "--cycles"), offsets=o.whole_numbers(offsets, "--offsets") or None,
-        arrivals=arrivals, capacity=capacity or None, method=method, model=model, optimizer=optimizer, lr=lr,
-        schedule=schedule, momentum=momentum, weight_decay=weight_decay, keep_state=keep_state, rounds=rounds,
-        local_steps=local_steps, batch_size=batch_size, eval_every=eval_every or None, seed=seed, device=device,
-        trainer=trainer,
-    )  # fmt: skip
+    screen = Screen(json, quiet, no_color)
+    for key, value in (("method", method), ("seed", seed)):
+        if value is not None:
+            config.change(raw, key, value)
+    experiment = config.from_dict(raw)
+    folder = out or Path("everfed-out/runs") / folder_name(experiment)
     began = time.perf_counter()
-    simulation = experiment.simulation()
-    history = History(list(_watched(simulation, len(simulation), screen)), simulation.params)
+    with Stop(screen) as stop:
+        rounds = stored_rounds(
+            experiment, folder, checkpoint_s=checkpoint_every, on_divergence=on_divergence, stop=stop
+        )
+        followed = tracked(rounds, track or [], experiment, folder)
+        done = sum(1 for _ in watched(followed, experiment.rounds, screen))
+    stored = open_run(folder)
+    if stored.state != "done":
+        screen.err.print(f"stopped after round {len(stored.rounds)} of {experiment.rounds}; resume with:", markup=False)
+        screen.err.print(f"  everfed {shlex.join(sys.argv[1:])}", markup=False)
+        raise typer.Exit(130)
+    if done == 0:
+        screen.note(f"this run was done already, in {folder}; --out another folder, or delete it, to run it again.")
     seconds = time.perf_counter() - began
-    if save:
-        _save(history, save)
     if json:
-        screen.json(_result(experiment, history, seconds))
+        screen.json(_result(stored, seconds))
     else:
-        screen.out.print(_table(experiment, history, seconds))
+        screen.out.print(_table(stored, seconds))
 
 
-def _watched(records: Iterable[RoundRecord], total: int, screen: o.Screen) -> Iterable[RoundRecord]:
-    """The same records, with a progress bar beside them."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[trained]:>3} training  accuracy {task.fields[accuracy]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=screen.err, disable=screen.quiet, transient=True) as bar:
-        task = bar.add_task("", total=total, trained=0, accuracy="-")
-        accuracy = "-"
-        for record in records:
-            if record.metrics and record.metrics.accuracy is not None:
-                accuracy = f"{100 * record.metrics.accuracy:.1f} %"
-                if not screen.err.is_terminal:
-                    screen.err.print(f"round {record.round + 1}/{total}  accuracy {accuracy}")
-            bar.update(task, advance=1, trained=len(record.participants), accuracy=accuracy)
-            yield record
-
-
-def _result(experiment: Experiment, history: History, seconds: float) -> dict[str, Any]:
+def _result(run: StoredRun, seconds: float) -> dict[str, Any]:
     return {
-        "experiment": experiment.to_dict(),
-        "final": history.final.to_dict() if history.final else None,
-        "participations": history.participations,
-        "energy": history.energy.to_dict(),
-        "rounds": [record.to_dict() for record in history.rounds],
+        "experiment": config.to_dict(run.experiment),
+        "method": run.experiment.method,
+        "final": run.final.to_dict() if run.final else None,
+        "participations": run.participations,
+        "energy": run.energy.to_dict(),
+        "rounds": [record.to_dict() for record in run.rounds],
         "seconds": seconds,
+        "folder": str(run.path),
     }
 
 
-def _table(experiment: Experiment, history: History, seconds: float) -> Table:
-    final, energy = history.final, history.energy
-    e = experiment
-    title = f"{METHODS[e.method].title} on {e.data}, {e.rounds} rounds, seed {e.seed}"
+def _table(run: StoredRun, seconds: float) -> Table:
+    final, energy, e = run.final, run.energy, run.experiment
+    title = f"{e.title} on {config.to_dict(e.data)['kind']}, {e.rounds} rounds, seed {e.seed}"
     out = Table(title=title, title_justify="left", show_header=False)
     out.add_column(style="bold")
     out.add_column(justify="right")
@@ -123,17 +96,14 @@ def _table(experiment: Experiment, history: History, seconds: float) -> Table:
             out.add_row(f"  as group {label} sees it", f"{100 * value:.1f} %")
     if final:
         out.add_row("test loss", f"{final.loss:.4f}")
-    out.add_row("participations", f"{history.participations:,}")
+    out.add_row("participations", f"{run.participations:,}")
     books = (energy.harvested, energy.spent, energy.wasted)
     out.add_row("energy harvested / spent / wasted", " / ".join(f"{amount:,.0f}" for amount in books))
     if energy.violations:
         out.add_row("spent without being there", f"{energy.shortfall:,.0f}")
+    dropped = sum(len(r.dropped) for r in run.rounds)
+    if dropped:
+        out.add_row("updates left out (not finite)", f"{dropped:,}")
     out.add_row("seconds", f"{seconds:.1f}")
+    out.add_row("folder", str(run.path))
     return out
-
-
-def _save(history: History, path: Path) -> None:
-    import torch
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(history.params, path)

@@ -1,17 +1,15 @@
-"""Data sets by name. Each is a function returning a Dataset, and a row in `DATASETS`."""
+"""Data sets by name. Each is a small class with `load()`, and a row in `DATASETS`."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from everfed.data.federated import FederatedData, checked
-from everfed.data.partition import SPLITS, arrange
+from everfed.data.partition import SPLITS, Split, arrange
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, MissingExtraError, lookup, unknown
 from everfed.random import Purpose, check_seed, permutation
@@ -31,25 +29,26 @@ class Dataset:
     def partition(
         self, clients: int, how: str = "iid", *, fleet: Fleet | None = None, seed: int = 0, **options: Any
     ) -> FederatedData:
-        """Hand every training sample to exactly one client.
+        """Hand every training sample to exactly one client, by a split of `SPLITS`.
 
         how: "iid"; "dirichlet" (alpha=0.3, per="client" or "energy-group"); or "by-energy"
         (strength=1.0). The last two need the fleet where they follow its energy.
         """
-        split = lookup(SPLITS, how, "split")
-        check_seed(seed)
-        accepted = inspect.signature(split).parameters
+        kind = lookup(SPLITS, how, "split")
+        valid = [f.name for f in fields(kind)]
         for option in options:
-            if option not in accepted:
-                valid = [p for p in accepted if p not in ("labels", "clients", "seed", "fleet")]
+            if option not in valid:
                 raise InputError(unknown(f"option of the '{how}' split", option, valid or ["(none)"]))
+        return self.split(kind(**options), clients, fleet=fleet, seed=seed)
+
+    def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
+        """The same with a split as a value, such as ByEnergy(strength=0.5)."""
+        check_seed(seed)
         if not isinstance(clients, int | np.integer) or clients < 1:
             raise InputError(f"clients is {clients!r}; a split needs a whole number of at least 1.")
         if fleet is not None and len(fleet) != clients:
             raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
-        if "fleet" in accepted:
-            options["fleet"] = fleet
-        order, starts = arrange(split(self.y, int(clients), seed=seed, **options), int(clients))
+        order, starts = arrange(split.assign(self.y, int(clients), seed, fleet), int(clients))
         return checked(FederatedData(self.x, self.y, order, starts, self.test_x, self.test_y, self.classes, self.name))
 
 
@@ -59,21 +58,30 @@ def load(name: str) -> Dataset:
     >>> load("digits").x.shape
     (1437, 1, 8, 8)
     """
-    return lookup(DATASETS, name, "data set")()
+    return lookup(DATASETS, name, "data set")().load()  # type: ignore[no-any-return]
 
 
-def digits() -> Dataset:
+class Source(Protocol):
+    """The shape of every data set in `DATASETS`. Fields are its options."""
+
+    def load(self) -> Dataset: ...
+
+
+@dataclass(frozen=True)
+class Digits:
     """1,797 handwritten digits of 8x8 pixels that ship with scikit-learn; a fixed 20 % is the test set."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtraError("the digits data ship with scikit-learn: pip install scikit-learn.") from error
-    raw = load_digits()
-    x = (raw.images / 16.0).astype(np.float32)[:, None]
-    y = raw.target.astype(np.int64)
-    shuffled = permutation(len(y), seed=0, purpose=Purpose.PARTITION)
-    test, train = np.split(shuffled, [360])
-    return Dataset("digits", x[train], y[train], x[test], y[test], classes=10)
+
+    def load(self) -> Dataset:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise MissingExtraError("the digits data ship with scikit-learn: pip install scikit-learn.") from error
+        raw = load_digits()
+        x = (raw.images / 16.0).astype(np.float32)[:, None]
+        y = raw.target.astype(np.int64)
+        shuffled = permutation(len(y), seed=0, purpose=Purpose.PARTITION)
+        test, train = np.split(shuffled, [360])
+        return Dataset("digits", x[train], y[train], x[test], y[test], classes=10)
 
 
-DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+DATASETS: dict[str, type[Any]] = {"digits": Digits}

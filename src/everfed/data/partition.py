@@ -1,12 +1,12 @@
 """Splits: which client gets which samples. Every sample is used exactly once.
 
-Each split is a function (labels, clients, ...) -> owner of every sample, and a row in `SPLITS`.
+Each split is a small class with `assign(...)` -> owner of every sample, and a row in `SPLITS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,66 +16,91 @@ from everfed.errors import InputError
 from everfed.random import Purpose, derive, permutation
 
 
-def iid(labels: Ints, clients: int, *, seed: int) -> Ints:
+class Split(Protocol):
+    """The shape of every split; `SPLITS` lists them. Fields are its options."""
+
+    def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
+        """The owner of every sample."""
+        ...
+
+
+@dataclass(frozen=True)
+class Iid:
     """Shuffled and dealt evenly: all clients hold the same mix, and the same number to one."""
-    owner = np.empty(len(labels), np.int64)
-    owner[permutation(len(labels), seed, Purpose.PARTITION)] = np.arange(len(labels)) % clients
-    return owner
+
+    def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
+        owner = np.empty(len(labels), np.int64)
+        owner[permutation(len(labels), seed, Purpose.PARTITION)] = np.arange(len(labels)) % clients
+        return owner
 
 
-def dirichlet(
-    labels: Ints, clients: int, *, seed: int, alpha: float = 0.3, per: str = "client", fleet: Fleet | None = None
-) -> Ints:
+@dataclass(frozen=True)
+class Dirichlet:
     """Each class is spread over clients in proportions drawn from Dirichlet(alpha).
 
     per: "client" draws proportions for every client (label skew that has nothing to do with
         energy); "energy-group" draws them for the groups of equal cycle and deals evenly inside
         a group, so that the skew follows the energy.
     """
-    if not alpha > 0:
-        raise InputError(f"alpha is {alpha}; a Dirichlet split needs a positive alpha (small is more skewed).")
-    if per not in ("client", "energy-group"):
-        raise InputError(f"per is '{per}'; a Dirichlet split is per 'client' or per 'energy-group'.")
-    groups = [np.array([i]) for i in range(clients)] if per == "client" else _groups(fleet, clients)
-    weights = np.array([len(g) for g in groups]) / clients
-    gamma = np.random.default_rng(derive(seed, Purpose.PARTITION))
-    owner = np.empty(len(labels), np.int64)
-    for c, members in _by_class(labels, seed):
-        # Weighting by group size keeps the expected samples per client equal.
-        proportions = gamma.dirichlet(alpha * weights * len(groups))
-        bounds = np.round(np.cumsum(proportions) * len(members)).astype(np.int64)
-        for group, part in zip(groups, np.split(members, bounds[:-1]), strict=True):
-            owner[part] = _deal(group, len(part), start=c)
-    return owner
+
+    alpha: float = 0.3
+    per: str = "client"
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            raise InputError(f"alpha is {self.alpha}; a Dirichlet split needs a positive alpha (small is more skewed).")
+        if self.per not in ("client", "energy-group"):
+            raise InputError(f"per is '{self.per}'; a Dirichlet split is per 'client' or per 'energy-group'.")
+
+    def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
+        groups = [np.array([i]) for i in range(clients)] if self.per == "client" else _groups(fleet, clients)
+        weights = np.array([len(g) for g in groups]) / clients
+        gamma = np.random.default_rng(derive(seed, Purpose.PARTITION))
+        owner = np.empty(len(labels), np.int64)
+        for c, members in _by_class(labels, seed):
+            # Weighting by group size keeps the expected samples per client equal.
+            proportions = gamma.dirichlet(self.alpha * weights * len(groups))
+            bounds = np.round(np.cumsum(proportions) * len(members)).astype(np.int64)
+            for group, part in zip(groups, np.split(members, bounds[:-1]), strict=True):
+                owner[part] = _deal(group, len(part), start=c)
+        return owner
 
 
-def by_energy(labels: Ints, clients: int, *, seed: int, fleet: Fleet | None = None, strength: float = 1.0) -> Ints:
+@dataclass(frozen=True)
+class ByEnergy:
     """Labels that follow energy: a part `strength` of every class belongs to one energy group.
 
     0 is iid; 1 gives each group its own classes, best powered first (10 classes over 4 groups:
     0-2, 3-5, 6-7, 8-9). In between, the rest of every class is dealt to all clients.
     """
-    if not 0.0 <= strength <= 1.0:
-        raise InputError(f"strength is {strength}; a by-energy split takes a strength from 0 (iid) to 1.")
-    classes = int(labels.max()) + 1
-    groups = _groups(fleet, clients, at_most=classes)
-    home = np.concatenate([[g] * len(cs) for g, cs in enumerate(np.array_split(np.arange(classes), len(groups)))])
-    owner = np.empty(len(labels), np.int64)
-    shared = []
-    dealt = [0] * len(groups)
-    for c, members in _by_class(labels, seed):
-        own = round(strength * len(members))
-        group = home[c]
-        owner[members[:own]] = _deal(groups[group], own, start=dealt[group])
-        dealt[group] += own
-        shared.append(members[own:])
-    rest = np.concatenate(shared)
-    rest = rest[permutation(len(rest), seed, Purpose.PARTITION, stream=classes + 1)]
-    owner[rest] = np.arange(len(rest)) % clients
-    return owner
+
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.strength <= 1.0:
+            raise InputError(f"strength is {self.strength}; a by-energy split takes a strength from 0 (iid) to 1.")
+
+    def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
+        classes = int(labels.max()) + 1
+        groups = _groups(fleet, clients, at_most=classes)
+        own_classes = np.array_split(np.arange(classes), len(groups))
+        home = np.concatenate([[g] * len(cs) for g, cs in enumerate(own_classes)])
+        owner = np.empty(len(labels), np.int64)
+        shared = []
+        dealt = [0] * len(groups)
+        for c, members in _by_class(labels, seed):
+            own = round(self.strength * len(members))
+            group = home[c]
+            owner[members[:own]] = _deal(groups[group], own, start=dealt[group])
+            dealt[group] += own
+            shared.append(members[own:])
+        rest = np.concatenate(shared)
+        rest = rest[permutation(len(rest), seed, Purpose.PARTITION, stream=classes + 1)]
+        owner[rest] = np.arange(len(rest)) % clients
+        return owner
 
 
-SPLITS: dict[str, Callable[..., Ints]] = {"iid": iid, "dirichlet": dirichlet, "by-energy": by_energy}
+SPLITS: dict[str, type[Any]] = {"iid": Iid, "dirichlet": Dirichlet, "by-energy": ByEnergy}
 
 
 def arrange(owner: Ints, clients: int) -> tuple[Ints, Ints]:

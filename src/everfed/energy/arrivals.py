@@ -8,7 +8,7 @@ run grows longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -17,6 +17,11 @@ from everfed.arrays import Bools, Floats, Ints, Seeds
 
 class Arrivals(Protocol):
     """How much energy each client harvests in each round."""
+
+    @property
+    def regular(self) -> bool:
+        """Whether a unit is there whenever a window opens: exact laws rest on it."""
+        ...
 
     @property
     def cycles(self) -> Ints:
@@ -48,6 +53,7 @@ class Lump:
     A battery of one unit suffices: the unit of a window is spent before the next one arrives.
     """
 
+    regular: ClassVar[bool] = True
     cycles: Ints
     offsets: Ints
 
@@ -69,6 +75,7 @@ class Trickle:
     unit overflows and some slots come too early to be paid for.
     """
 
+    regular: ClassVar[bool] = True
     cycles: Ints
     offsets: Ints
 
@@ -83,4 +90,4 @@ class Trickle:
         return np.where(since_start == 0, 1.0, flow)
 
 
-ARRIVALS: dict[str, type[Lump] | type[Trickle]] = {"lump": Lump, "trickle": Trickle}
+ARRIVALS: dict[str, type[Any]] = {"lump": Lump, "trickle": Trickle}

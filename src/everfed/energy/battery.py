@@ -6,8 +6,10 @@ All amounts are in units of one training round's cost.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from everfed.arrays import Bools, Floats
 
@@ -73,6 +75,15 @@ class Battery:
         self.shortfall += float(missing.sum())
         # The rounding that `affords` forgives stays in the books, but is no violation.
         self.violations += int(np.count_nonzero(missing > cost * TOLERANCE))
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        totals = np.array([self.harvested, self.spent, self.wasted, self.shortfall])
+        return {"level": self.level, "totals": totals, "violations": np.array(self.violations)}
+
+    def load_state_dict(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        self.level = state["level"].copy()
+        self.harvested, self.spent, self.wasted, self.shortfall = state["totals"].tolist()
+        self.violations = int(state["violations"])
 
     def books(self) -> Books:
         return Books(self.harvested, self.spent, self.wasted, float(self.level.sum()), self.shortfall, self.violations)

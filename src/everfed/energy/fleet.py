@@ -59,9 +59,12 @@ class Fleet:
         if len(o) != len(e):
             raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset a client.")
         process = lookup(ARRIVALS, arrivals, "arrival process")(e, o)
-        size = np.ceil(process.window_capacity) if capacity is None else np.asarray(capacity, np.float64)
-        if size.ndim and len(size) != len(e):
-            raise InputError(f"{len(size)} capacities were given for {len(e)} clients; give one, or one a client.")
+        try:
+            size = np.ceil(process.window_capacity) if capacity is None else np.asarray(capacity, np.float64)
+        except (TypeError, ValueError):
+            raise InputError(f"capacity is {capacity!r}; it must be a number of units, or one a client.") from None
+        if size.ndim > 1 or (size.ndim and len(size) != len(e)):
+            raise InputError(f"{size.size} capacities were given for {len(e)} clients; give one, or one a client.")
         size = np.broadcast_to(size, len(e)).copy()
         short = np.flatnonzero(~(size >= 1.0))
         if len(short):
@@ -112,7 +115,7 @@ def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:
     """An int64 array of whole numbers >= least, or an error that names the first bad client."""
     try:
         array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name}s must be whole numbers; got {values!r}.") from None
     if array.ndim != 1:
         raise InputError(f"{name}s must be a flat list, one a client; got an array of {array.ndim} dimensions.")
@@ -120,6 +123,6 @@ def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:
     if len(bad):
         raise InputError(
             f"the {name} of client {some(bad)} is {array[bad[0]]:g}; "
-            f"a {name} is a whole number of rounds from {least} to {MAX_CYCLE}."
+            f"every {name} is a whole number of rounds from {least} to {MAX_CYCLE}."
         )
     return array.astype(np.int64)

@@ -7,7 +7,6 @@ step move all rows at once. Participants are trained in chunks that fit a memory
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -101,10 +100,10 @@ class Batched:
         each = F.cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1), reduction="none")
         return each.view(y.shape).mean(dim=1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         return self.states.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.states.load_state_dict(state)
 
 

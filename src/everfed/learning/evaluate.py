@@ -35,20 +35,27 @@ class Metrics:
 
     @property
     def worst_group_accuracy(self) -> float | None:
-        return min(self.group_accuracy.values()) if self.group_accuracy else None
+        known = [v for v in (self.group_accuracy or {}).values() if not math.isnan(v)]
+        return min(known) if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        def finite(values: tuple[float, ...] | None) -> list[float | None] | None:
-            return None if values is None else [None if math.isnan(v) else v for v in values]
+        def number(value: float) -> float | None:
+            return None if math.isnan(value) else value
+
+        def listed(values: tuple[float, ...] | None) -> list[float | None] | None:
+            return None if values is None else [number(v) for v in values]
+
+        def named(values: dict[str, float] | None) -> dict[str, float | None] | None:
+            return None if values is None else {k: number(v) for k, v in values.items()}
 
         return {
             "loss": self.loss,
             "accuracy": self.accuracy,
             "worst_group_accuracy": self.worst_group_accuracy,
-            "class_accuracy": finite(self.class_accuracy),
-            "class_loss": finite(self.class_loss),
-            "group_accuracy": self.group_accuracy,
-            "group_loss": self.group_loss,
+            "class_accuracy": listed(self.class_accuracy),
+            "class_loss": listed(self.class_loss),
+            "group_accuracy": named(self.group_accuracy),
+            "group_loss": named(self.group_loss),
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -59,9 +59,11 @@ class Trainer(Protocol):
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Tensor]:
+        """What clients keep from round to round, as tensors by name."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
 
 class DeviceData:
@@ -129,10 +131,11 @@ class ClientStates:
                 self.table[name] = grown
         return torch.as_tensor(self.row_of[clients], device=self.device)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"row_of": self.row_of.copy(), **{n: c[: self.used].clone() for n, c in self.table.items()}}
+    def state_dict(self) -> dict[str, Tensor]:
+        kept = {name: column[: self.used].clone() for name, column in self.table.items()}
+        return {"row_of": torch.from_numpy(self.row_of.copy()), **kept}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.row_of = state["row_of"].copy()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.row_of = state["row_of"].cpu().numpy().copy()
         self.used = int(self.row_of.max(initial=-1)) + 1
         self.table = {n: state[n].clone().to(self.device) for n in self.table}

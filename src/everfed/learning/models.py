@@ -1,12 +1,13 @@
 """Models by name, and the checks any user's module must pass.
 
-Each model is a function (sample shape, classes) -> module, and a row in `MODELS`.
+Each model is a small class with `build(sample shape, classes)`, and a row in `MODELS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,66 +15,94 @@ from torch import Tensor, nn
 from everfed.errors import InputError, lookup
 
 
-def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
+class Model(Protocol):
+    """The shape of every model in `MODELS`. Fields are its options."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A module for samples of this shape, with torch's initial weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Logistic:
     """Multinomial logistic regression: one linear layer."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """One hidden layer of 64 units."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU(), nn.Linear(64, classes))
+@dataclass(frozen=True)
+class Mlp:
+    """One hidden layer."""
+
+    hidden: int = 64
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise InputError(f"hidden is {self.hidden}; the hidden layer needs at least 1 unit.")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        inputs = math.prod(shape)
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes))
 
 
-def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+@dataclass(frozen=True)
+class SmallCnn:
     """Two 3x3 convolutions of 16 and 32 channels with pooling, for small images such as digits."""
-    channels, height, width = _image(shape, "small-cnn", least=4)
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), classes),
-    )
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        channels, height, width = _image(shape, "small-cnn", least=4)
+        return nn.Sequential(
+            nn.Conv2d(channels, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * (height // 4) * (width // 4), classes),
+        )
 
 
-def mcmahan_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+@dataclass(frozen=True)
+class McMahanCnn:
     """The CIFAR network of McMahan et al. (AISTATS 2017): 1,068,298 parameters at 24x24.
 
     conv 5x5x64, pool 3/2, conv 5x5x64, pool 3/2, 384, 192, classes; without the local response
     normalisation of the original, which has no parameters.
     """
-    channels, height, width = _image(shape, "mcmahan-cnn", least=4)
-    rows, columns = ((n + 1) // 2 for n in ((height + 1) // 2, (width + 1) // 2))
-    return nn.Sequential(
-        nn.Conv2d(channels, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(3, stride=2, padding=1),
-        nn.Conv2d(64, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(3, stride=2, padding=1),
-        nn.Flatten(),
-        nn.Linear(64 * rows * columns, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, classes),
-    )
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        channels, height, width = _image(shape, "mcmahan-cnn", least=4)
+        rows, columns = ((n + 1) // 2 for n in ((height + 1) // 2, (width + 1) // 2))
+        return nn.Sequential(
+            nn.Conv2d(channels, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.Conv2d(64, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            nn.Flatten(),
+            nn.Linear(64 * rows * columns, 384),
+            nn.ReLU(),
+            nn.Linear(384, 192),
+            nn.ReLU(),
+            nn.Linear(192, classes),
+        )
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "logistic": logistic,
-    "mlp": mlp,
-    "small-cnn": small_cnn,
-    "mcmahan-cnn": mcmahan_cnn,
+MODELS: dict[str, type[Any]] = {
+    "logistic": Logistic,
+    "mlp": Mlp,
+    "small-cnn": SmallCnn,
+    "mcmahan-cnn": McMahanCnn,
 }
 
 
-def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
     """A model of the table for samples of this shape."""
-    return lookup(MODELS, name, "model")(tuple(shape), classes)
+    model: Model = lookup(MODELS, name, "model")(**options)
+    return model.build(tuple(shape), classes)
 
 
 def check(module: nn.Module) -> None:

@@ -56,8 +56,20 @@ class OneByOne:
             self.states[client] = copy.deepcopy(optimizer.state_dict())
         return task.layout.flatten(module) - params, torch.stack(losses).mean()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"states": copy.deepcopy(self.states)}
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            f"{client}.{parameter}.{name}": value.clone()
+            for client, kept in self.states.items()
+            for parameter, values in kept["state"].items()
+            for name, value in values.items()
+            if value is not None
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.states = copy.deepcopy(state["states"])
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        # torch's optimisers want their own frame around the tensors; a fresh one gives it.
+        frame = self.task.optimizer.as_torch(p for p in self.module.parameters() if p.requires_grad).state_dict()
+        self.states = {}
+        for key, value in state.items():
+            client, parameter, name = key.split(".")
+            kept = self.states.setdefault(int(client), {**frame, "state": {}})
+            kept["state"].setdefault(int(parameter), {})[name] = value.clone()

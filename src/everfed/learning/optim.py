@@ -21,54 +21,45 @@ State = dict[str, Tensor]
 
 
 class Schedule(Protocol):
-    """A learning rate as a function of the local iteration t = round * local_steps + step."""
+    """What the learning rate is multiplied by at local iteration t = round * local_steps + step."""
 
-    def at(self, iteration: int, total: int) -> float: ...
+    def factor(self, iteration: int, total: int) -> float: ...
 
 
 @dataclass(frozen=True)
 class Constant:
     """The same rate for the whole run."""
 
-    lr: float
-
-    def __post_init__(self) -> None:
-        _positive("the learning rate", self.lr)
-
-    def at(self, iteration: int, total: int) -> float:
-        return self.lr
+    def factor(self, iteration: int, total: int) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True)
 class InverseTime:
-    """2 / (mu (gamma + t)), the step size of the convergence theorem."""
+    """gamma / (gamma + t). With lr = 2 / (mu * gamma), the step size 2 / (mu (gamma + t)) of the theorem."""
 
-    mu: float
-    gamma: float
+    gamma: float = 100.0
 
     def __post_init__(self) -> None:
-        _positive("mu", self.mu)
         _positive("gamma", self.gamma)
 
-    def at(self, iteration: int, total: int) -> float:
-        return 2.0 / (self.mu * (self.gamma + iteration))
+    def factor(self, iteration: int, total: int) -> float:
+        return self.gamma / (self.gamma + iteration)
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """From `lr` down to `final` (a fraction of lr) along half a cosine over the whole run."""
+    """From 1 down to `final` along half a cosine over the whole run."""
 
-    lr: float
-    final: float = 0.0
+    final: float = 0.1
 
     def __post_init__(self) -> None:
-        _positive("the learning rate", self.lr)
         if not 0.0 <= self.final <= 1.0:
-            raise InputError(f"the final fraction is {self.final}; it must lie between 0 and 1.")
+            raise InputError(f"final is {self.final}; the part of the learning rate left at the end is from 0 to 1.")
 
-    def at(self, iteration: int, total: int) -> float:
+    def factor(self, iteration: int, total: int) -> float:
         progress = iteration / max(total, 1)
-        return self.lr * (self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+        return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 SCHEDULES: dict[str, type[Any]] = {"constant": Constant, "inverse-time": InverseTime, "cosine": Cosine}
@@ -78,7 +69,10 @@ class Optimizer(Protocol):
     """The shape of every client optimiser; `OPTIMIZERS` lists them."""
 
     @property
-    def lr(self) -> float | Schedule: ...
+    def lr(self) -> float: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
 
     def init(self, rows: int, size: int, device: torch.device) -> State: ...
 
@@ -89,20 +83,20 @@ class Optimizer(Protocol):
 
 def rate(optimizer: Optimizer, iteration: int, total: int) -> float:
     """The learning rate at a local iteration of a run of `total` iterations."""
-    lr = optimizer.lr
-    return lr if isinstance(lr, int | float) else lr.at(iteration, total)
+    return optimizer.lr * optimizer.schedule.factor(iteration, total)
 
 
 @dataclass(frozen=True)
 class SGD:
     """Gradient descent, with momentum (velocity = momentum * velocity + gradient) if asked for.
 
-    lr is a number or a schedule; weight_decay adds weight_decay * w to the gradient.
+    weight_decay adds weight_decay * w to the gradient.
     """
 
-    lr: float | Schedule = 0.1
+    lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
+    schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
         _check_common(self.lr, self.weight_decay)
@@ -130,11 +124,12 @@ class Adam:
     With kept state every client has moments and a step count of its own.
     """
 
-    lr: float | Schedule = 1e-3
+    lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
         _check_common(self.lr, self.weight_decay)
@@ -172,9 +167,8 @@ class Adam:
 OPTIMIZERS: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
 
 
-def _check_common(lr: float | Schedule, weight_decay: float) -> None:
-    if isinstance(lr, int | float):
-        _positive("the learning rate", lr)
+def _check_common(lr: float, weight_decay: float) -> None:
+    _positive("the learning rate", lr)
     if not (weight_decay >= 0.0 and math.isfinite(weight_decay)):
         raise InputError(f"weight_decay is {weight_decay}; it must be zero or positive.")
 

@@ -76,9 +76,8 @@ def audit(
     n = len(fleet)
     p = _shares(shares, n)
     check_horizon(fleet, rounds, strict=False)
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not numbers:
-        raise InputError(f"seeds is {seeds}; an audit needs at least 1.")
+    rounds = int(rounds)
+    numbers = _seed_numbers(seeds)
     for seed in numbers:
         check_seed(seed)
     tally = _Tally(fleet, p, rounds)
@@ -94,7 +93,7 @@ def audit(
         gap_min=tally.gap_min,
         gap_max=tally.gap_max,
         exact=exact,
-        verdict=verdict(fleet, measured, exact, p, doubt),
+        verdict=verdict(fleet, measured, exact, p, doubt, rounds),
         rounds=rounds,
         seeds=len(numbers),
     )
@@ -167,8 +166,11 @@ class _Tally:
     def doubt(self, seeds: int) -> Floats:
         """How far a client's measured mean weight may stray from the true one by chance.
 
-        A two-sided 99.9 % band over all clients together (Bonferroni), from the spread over seeds.
+        A two-sided 99.9 % band over all clients together (Bonferroni), from the spread over seeds;
+        one seed alone says nothing about it.
         """
+        if seeds < 2:
+            return np.full(len(self.weight), np.inf)
         mean = self.weight / seeds
         spread = np.sqrt(np.maximum(self.weight_squares / seeds - mean**2, 0.0) / max(seeds - 1, 1))
         z = NormalDist().inv_cdf(1 - 0.0005 / len(mean))
@@ -205,10 +207,25 @@ def _exact(fleet: Fleet, policy: Policy, shares: Floats, rounds: int) -> Figures
     )
 
 
+def _seed_numbers(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
+        numbers = list(range(int(seeds)))
+    elif isinstance(seeds, list | tuple | range):
+        numbers = list(seeds)
+    else:
+        raise InputError(f"seeds is {seeds!r}; it must be how many (200), or which ones ([0, 5, 7]).")
+    if not numbers:
+        raise InputError(f"seeds is {seeds}; an audit needs at least 1.")
+    return numbers
+
+
 def _shares(shares: Sequence[float] | Floats | None, n: int) -> Floats:
     if shares is None:
         return np.full(n, 1.0 / n)
-    p = np.asarray(shares, np.float64)
+    try:
+        p = np.asarray(shares, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"shares must be numbers, one a client; got {shares!r}.") from None
     if p.shape != (n,):
         raise InputError(f"{p.size} shares were given for {n} clients; give one share a client.")
     if not (np.all(p >= 0) and math.isclose(p.sum(), 1.0, rel_tol=1e-6)):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.energy.battery import Battery, Books
@@ -42,6 +44,25 @@ class Schedule:
         self.battery = Battery(fleet.capacity, clients.shape()[:-1])
         self.state = policy.init(clients)
 
+    def rounds(self, first: int, last: int) -> Iterator[PlanStep]:
+        """The plan's rounds first .. last - 1; earlier ones must have been stepped or restored."""
+        for r in range(first, last):
+            join, scale = self.step(r)
+            clients = np.flatnonzero(join)
+            yield PlanStep(r, clients, scale[clients], self.battery.books())
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """All that later rounds depend on: what the policy keeps, and the batteries."""
+        kept = {f"policy.{k}": v for k, v in self.state.items() if isinstance(v, np.ndarray)}
+        return kept | {f"battery.{k}": v for k, v in self.battery.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        def part(prefix: str) -> dict[str, npt.NDArray[Any]]:
+            return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+        self.state |= {k: v.copy() for k, v in part("policy.").items()}
+        self.battery.load_state_dict(part("battery."))
+
     def step(self, round: int) -> tuple[Bools, Floats]:
         """Who joins this round, and the scale each would use."""
         self.battery.charge(self.fleet.arrivals.harvest(round, self.seed))
@@ -69,20 +90,12 @@ def plan(
     """
     check_seed(seed)
     check_horizon(fleet, rounds, strict_horizon)
-    return _steps(fleet, policy, rounds, seed)
-
-
-def _steps(fleet: Fleet, policy: Policy, rounds: int, seed: int) -> Iterator[PlanStep]:
-    schedule = Schedule(fleet, policy, seed)
-    for r in range(rounds):
-        join, scale = schedule.step(r)
-        clients = np.flatnonzero(join)
-        yield PlanStep(r, clients, scale[clients], schedule.battery.books())
+    return Schedule(fleet, policy, seed).rounds(0, rounds)
 
 
 def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
     if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or not 1 <= rounds < 2**32:
-        raise InputError(f"rounds is {rounds!r}; it must be a whole number of at least 1.")
+        raise InputError(f"rounds is {rounds!r}; it must be a whole number of at least 1 and below 2**32.")
     cut = fleet.undivided(int(rounds))
     if len(cut) == 0:
         return
@@ -95,7 +108,7 @@ def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
     )
     if strict:
         raise InputError(message + " Choose a multiple of every cycle, or leave strict_horizon off.")
-    warnings.warn(message, EverfedWarning, stacklevel=4)
+    warnings.warn(message, EverfedWarning, stacklevel=3)
 
 
 def participations(steps: Iterator[PlanStep], clients: int) -> Ints:

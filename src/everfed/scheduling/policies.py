@@ -91,8 +91,8 @@ class Policy(Protocol):
         ...
 
 
-class _OnItsOwn:
-    """Defaults of a policy whose clients need nobody's leave."""
+class IndependentPolicy:
+    """Defaults of a policy whose clients need nobody's leave: a base for new ones."""
 
     obeys_energy: ClassVar[bool] = True
     coordinated: ClassVar[bool] = False
@@ -124,7 +124,7 @@ def _started(fleet: Fleet, round: int) -> Bools:
 
 
 @dataclass(frozen=True)
-class UniformWindow(_OnItsOwn):
+class UniformWindow(IndependentPolicy):
     """Algorithm 1 of Güler & Yener (2021): one uniformly random round in every window of E.
 
     Window q of a client covers rounds o + qE .. o + (q+1)E - 1; its slot is o + qE + J with J
@@ -171,8 +171,8 @@ class UniformWindow(_OnItsOwn):
         return slot
 
     def law(self, fleet: Fleet, round: int) -> Law | None:
-        if np.any(fleet.capacity < fleet.arrivals.window_capacity - TOLERANCE):
-            return None  # waiting overflows the battery, and some slots cannot be paid for
+        if not fleet.arrivals.regular or np.any(fleet.capacity < fleet.arrivals.window_capacity - TOLERANCE):
+            return None  # some slots cannot be paid for: no unit has come, or waiting overflows the battery
         chance = np.where(_started(fleet, round), 1.0 / fleet.cycles(), 0.0)
         return Law(chance, _scale(fleet.cycles(), self.scaled))
 
@@ -184,7 +184,7 @@ class UniformWindow(_OnItsOwn):
 
 
 @dataclass(frozen=True)
-class Greedy(_OnItsOwn):
+class Greedy(IndependentPolicy):
     """Benchmark 1: train as soon as the battery holds one round's energy.
 
     scaled: True multiplies the update by E (an ablation: unbiased over a window, but all rare
@@ -199,16 +199,20 @@ class Greedy(_OnItsOwn):
     def step(self, state: State, view: View) -> Decision:
         return Decision(view.affords, state["scale"], state)
 
-    def law(self, fleet: Fleet, round: int) -> Law:
+    def law(self, fleet: Fleet, round: int) -> Law | None:
+        if not fleet.arrivals.regular:
+            return None
         due = _started(fleet, round) & ((round - fleet.offsets()) % fleet.cycles() == 0)
         return Law(due.astype(np.float64), _scale(fleet.cycles(), self.scaled))
 
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats]:
+    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
+        if not fleet.arrivals.regular:
+            return None
         return fleet.cycles().astype(np.float64), np.zeros(len(fleet))
 
 
 @dataclass(frozen=True)
-class WaitForAll(_OnItsOwn):
+class WaitForAll(IndependentPolicy):
     """Benchmark 2: nobody trains until every battery holds one round's energy; then all do.
 
     A client can only say that it is ready; the server grants the round when all are.
@@ -227,7 +231,7 @@ class WaitForAll(_OnItsOwn):
 
 
 @dataclass(frozen=True)
-class Always(_OnItsOwn):
+class Always(IndependentPolicy):
     """Everybody in every round, as if energy were free: the upper bound, FedAvg."""
 
     obeys_energy: ClassVar[bool] = False
@@ -250,7 +254,7 @@ class Always(_OnItsOwn):
 
 
 @dataclass(frozen=True)
-class Bernoulli(_OnItsOwn):
+class Bernoulli(IndependentPolicy):
     """An independent coin with chance 1/E in every round, scale E, whatever the battery holds.
 
     Conditionally unbiased, unlike the window schedule, at the price of more variance and of
@@ -278,9 +282,9 @@ class Bernoulli(_OnItsOwn):
 
 
 POLICIES: dict[str, type[Any]] = {
-    "uniform-window": UniformWindow,
+    "algorithm1": UniformWindow,
     "greedy": Greedy,
     "wait-for-all": WaitForAll,
-    "always": Always,
+    "fedavg": Always,
     "bernoulli": Bernoulli,
 }

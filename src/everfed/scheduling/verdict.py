@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 _NEGLIGIBLE = 1e-3
 
 
-def verdict(fleet: Fleet, measured: Figures, exact: Figures, shares: Floats, doubt: Floats) -> str:
+def verdict(fleet: Fleet, measured: Figures, exact: Figures, shares: Floats, doubt: Floats, rounds: int) -> str:
     """Is each client heard in proportion to its data, and is the energy there?"""
     weight = exact.mean_weight if exact.mean_weight is not None else measured.mean_weight
     assert weight is not None
     assert measured.violations is not None
-    tolerance = _NEGLIGIBLE if exact.mean_weight is not None else np.maximum(doubt, _NEGLIGIBLE)
-    if np.all(np.abs(weight - 1.0) <= tolerance):
+    tolerance = doubt if exact.mean_weight is None else np.zeros(len(fleet))
+    tolerance = np.maximum(tolerance, np.maximum(_cut_window(fleet, rounds), _NEGLIGIBLE))
+    if np.all(np.isinf(tolerance)):
+        words = "not judged: one seed cannot tell bias from chance, and there is no formula; audit more seeds"
+    elif np.all(np.abs(weight - 1.0) <= tolerance):
         words = "unbiased: every client's update counts by its data, on average"
         if (exact.single_round_bias or 0.0) > _NEGLIGIBLE:
             words += (
@@ -37,18 +40,32 @@ def verdict(fleet: Fleet, measured: Figures, exact: Figures, shares: Floats, dou
                 f"until then rounds leave out clients that have not started ({some(late)})"
             )
     else:
-        words = _bias(fleet, weight, shares, tolerance)
+        # Over the whole run, a client that starts late has had less time to be heard.
+        words = _bias(fleet, weight * _active(fleet, rounds) / rounds, shares, tolerance)
     if measured.violations:
         words += f"; spends energy that is not there, {measured.violations:,.0f} times a run"
     return words + "."
 
 
-def _bias(fleet: Fleet, weight: Floats, shares: Floats, tolerance: float | Floats) -> str:
+def _active(fleet: Fleet, rounds: int) -> Floats:
+    active: Floats = np.maximum(rounds - fleet.offsets(), 0).astype(np.float64)
+    return active
+
+
+def _cut_window(fleet: Fleet, rounds: int) -> Floats:
+    """A last window that is cut short holds one participation more or less: no fault of the schedule."""
+    tolerance = np.zeros(len(fleet))
+    cut = fleet.undivided(rounds)
+    tolerance[cut] = np.minimum(fleet.cycles()[cut] / np.maximum(_active(fleet, rounds)[cut], 1.0), 0.1)
+    return tolerance
+
+
+def _bias(fleet: Fleet, weight: Floats, shares: Floats, tolerance: Floats) -> str:
     total = float(shares @ weight)
     if total == 0.0:
         return "nobody ever trains: the model does not move"
     relative = weight / total
-    if np.all(np.abs(relative - 1.0) <= np.asarray(tolerance) / total + _NEGLIGIBLE):
+    if np.all(np.abs(relative - 1.0) <= tolerance / total + _NEGLIGIBLE):
         return (
             f"fair but slow: all clients count alike, but a round moves the model by {total:.1%} "
             "of a full-participation step on average"

@@ -1,0 +1,148 @@
+"""`everfed runs`, `report`, `figure` and `presets`: looking at what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from everfed import config, presets, report
+from everfed.cli import options as o
+from everfed.cli.screen import Screen
+from everfed.errors import InputError
+from everfed.store import StoredRun, find_runs, open_run
+
+_Paths = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]
+
+
+def runs(
+    folders: _Paths = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> None:
+    """List the runs below a folder (default: everfed-out), with their state and headline.
+
+    Example: everfed runs everfed-out/compare
+    """
+    screen = Screen(json, quiet, no_color)
+    found = _open(folders or [Path("everfed-out")], none_is_fine=True)
+    if json:
+        screen.json([_headline(run) for run in found])
+        return
+    out = Table(title=f"{len(found)} run{'s' * (len(found) != 1)}", title_justify="left")
+    for column in ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent"):
+        out.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
+    for run in found:
+        line = _headline(run)
+        out.add_row(
+            line["run"],
+            line["state"],
+            f"{line['rounds_done']}/{line['rounds']}",
+            _percent(line["accuracy"]),
+            _percent(line["worst_group_accuracy"]),
+            "-" if line["spent"] is None else f"{line['spent']:,.0f}",
+        )
+    screen.out.print(out)
+
+
+def _headline(run: StoredRun) -> dict[str, Any]:
+    final = run.final
+    return {
+        "run": str(run.path),
+        "method": run.experiment.method,
+        "seed": run.experiment.seed,
+        "state": run.state,
+        "rounds_done": len(run.rounds),
+        "rounds": run.experiment.rounds,
+        "accuracy": final.accuracy if final else None,
+        "worst_group_accuracy": final.worst_group_accuracy if final else None,
+        "spent": run.energy.spent if run.rounds else None,
+    }
+
+
+def make_report(
+    folders: _Paths = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    quiet: o.Quiet = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> None:
+    """One self-contained page about runs: curves, energy groups, who trained when, tables.
+
+    Needs no network to be read; send it to somebody as it is.
+
+    Example: everfed report everfed-out/compare -o report.html
+    """
+    screen = Screen(False, quiet, no_color)
+    page = report.page(_open(folders or [Path("everfed-out")]), output, title)
+    screen.out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", markup=False)
+
+
+def make_figure(
+    folders: _Paths = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .pdf, .png or .svg file.")] = Path("figure.pdf"),
+    title: Annotated[str | None, typer.Option(help="A line above the panels.")] = None,
+    quiet: o.Quiet = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> None:
+    """The paper's figure from runs, ready for print.
+
+    Example: everfed figure everfed-out/compare -o figure.pdf
+    """
+    screen = Screen(False, quiet, no_color)
+    screen.out.print(str(report.figure(_open(folders or [Path("everfed-out")]), output, title)), markup=False)
+
+
+def _open(folders: list[Path], none_is_fine: bool = False) -> list[StoredRun]:
+    found: list[Path] = []
+    for folder in folders:
+        if not folder.exists() and not none_is_fine:
+            raise InputError(f"there is no folder '{folder}'.")
+        found += [path for path in find_runs(folder) if path not in found]
+    if not found and not none_is_fine:
+        raise InputError(f"there are no runs below {', '.join(map(str, folders))}; make some with everfed run.")
+    return [open_run(path) for path in found]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+presets_app = typer.Typer(
+    help="Built-in experiments, to run as they are or to start from.", invoke_without_command=True
+)
+
+
+@presets_app.callback()
+def list_presets(context: typer.Context) -> None:
+    """List the built-in experiments.
+
+    Example: everfed presets show digits > mine.toml
+    """
+    if context.invoked_subcommand is None:
+        width = max(map(len, presets.texts()))
+        for name, text in presets.texts().items():
+            typer.echo(f"{name:<{width}}  {presets.about(text)}")
+
+
+@presets_app.command("show")
+def show_preset(
+    name: Annotated[str, typer.Argument(help="A preset's name.")],
+    full: Annotated[bool, typer.Option("--full", help="With every default written out.")] = False,
+    debug: o.Debug = False,
+) -> None:
+    """Print a preset as TOML: a start for an experiment file of your own."""
+    content = presets.content(name)
+    typer.echo(config.to_toml(config.from_dict(content)) if full else presets.texts()[name], nl=False)
+
+
+@presets_app.command("schema")
+def show_schema() -> None:
+    """Print the JSON Schema of experiment files, for editors that complete and check TOML."""
+    Screen().json(config.schema())

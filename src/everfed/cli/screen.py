@@ -1,0 +1,177 @@
+"""Where commands write, and how runs are watched: a live view in a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from everfed import sweep
+from everfed.errors import EverfedWarning
+from everfed.simulate import RoundRecord
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Screen:
+    """Results go to standard output, everything else to standard error."""
+
+    def __init__(self, as_json: bool = False, quiet: bool = False, no_color: bool = False) -> None:
+        plain = no_color or "NO_COLOR" in os.environ
+        colours: Any = None if plain else "auto"
+        self.as_json, self.quiet = as_json, quiet
+        self.out = Console(color_system=colours, highlight=False, width=None if sys.stdout.isatty() else 120)
+        self.err = Console(stderr=True, color_system=colours, highlight=False, quiet=quiet, soft_wrap=True)
+        self.live = self.err.is_terminal and not quiet
+        warnings.simplefilter("always", EverfedWarning)
+        warnings.showwarning = self._warn
+
+    def _warn(self, message: Any, category: type[Warning], *details: Any, **more: Any) -> None:
+        if issubclass(category, EverfedWarning):
+            self.note(str(message))
+
+    def note(self, text: str) -> None:
+        self.err.print(f"note: {text}", style="yellow", markup=False)
+
+    def json(self, value: Any) -> None:
+        print(json.dumps(value, indent=2))
+
+
+def sparkline(values: Sequence[float], width: int = 30) -> str:
+    """A line of blocks, from the lowest to the highest of the last `width` values."""
+    shown = list(values)[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(7, int(8 * (v - low) / span))] for v in shown)
+
+
+class Stop:
+    """Ctrl-C asks for a stop after the current round; a second one ends at once."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen, self.asked = screen, False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def __enter__(self) -> Stop:
+        self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.screen.note("stopping after this round and saving; press Ctrl-C again to end at once.")
+
+
+def watched(records: Iterator[RoundRecord], total: int, screen: Screen) -> Iterator[RoundRecord]:
+    """The same records, shown as they come."""
+    bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    task = bar.add_task("", total=total)
+    accuracy: list[float] = []
+    loss: list[float] = []
+    details = Text("")
+    with Live(Group(bar, details), console=screen.err, refresh_per_second=8) if screen.live else _nothing():
+        for record in records:
+            if record.metrics:
+                loss.append(record.metrics.loss)
+                accuracy += [record.metrics.accuracy] if record.metrics.accuracy is not None else []
+                if not screen.live:
+                    screen.err.print(_line(record, total))
+            bar.update(task, completed=record.round + 1)
+            details.plain = _details(record, accuracy, loss)
+            yield record
+
+
+def _details(record: RoundRecord, accuracy: list[float], loss: list[float]) -> str:
+    lines = []
+    if accuracy:
+        lines.append(f"accuracy  {100 * accuracy[-1]:6.1f} %  {sparkline(accuracy)}")
+    if loss:
+        lines.append(f"loss      {loss[-1]:8.4f}  {sparkline(loss)}")
+    energy = record.energy
+    lines.append(f"training  {len(record.participants):8,}  clients this round, round weight {record.round_weight:.2f}")
+    lines.append(
+        f"energy    {energy.spent:8,.0f}  units spent of {energy.harvested:,.0f} harvested, {energy.wasted:,.0f} wasted"
+    )
+    return "\n".join(lines)
+
+
+def _line(record: RoundRecord, total: int) -> str:
+    assert record.metrics
+    accuracy = record.metrics.accuracy
+    said = f"accuracy {100 * accuracy:.1f} %  " if accuracy is not None else ""
+    return (
+        f"round {record.round + 1}/{total}  {said}loss {record.metrics.loss:.4f}  "
+        f"training {len(record.participants)}  energy spent {record.energy.spent:,.0f}"
+    )
+
+
+@contextmanager
+def many_runs(runs: Sequence[sweep.Planned], screen: Screen) -> Iterator[Callable[[sweep.Progress], None]]:
+    """One progress bar for the runs of each label; yields what to call with every Progress."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    members = {label: [i for i, run in enumerate(runs) if run.label == label] for label in labels}
+    done = [0] * len(runs)
+    accuracy: list[float | None] = [None] * len(runs)
+    finished: set[int] = set()
+    accuracy_column = TextColumn("accuracy {task.fields[accuracy]}")
+    bars = Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), accuracy_column, TimeElapsedColumn(),
+        console=screen.err, disable=not screen.live,
+    )  # fmt: skip
+    tasks = {
+        label: bars.add_task(label, total=sum(runs[i].experiment.rounds for i in mine), accuracy="-")
+        for label, mine in members.items()
+    }
+
+    def show(progress: sweep.Progress) -> None:
+        i, run = progress.run, runs[progress.run]
+        done[i] = progress.round
+        accuracy[i] = progress.accuracy if progress.accuracy is not None else accuracy[i]
+        known = [a for j in members[run.label] if (a := accuracy[j]) is not None]
+        mean = sum(known) / len(known) if known else None
+        bars.update(tasks[run.label], completed=sum(done[j] for j in members[run.label]), accuracy=_percent(mean))
+        if progress.note:
+            screen.note(progress.note)
+        elif progress.round == run.experiment.rounds and i not in finished and not screen.live:
+            screen.err.print(f"{run.label}, seed {run.experiment.seed}: done, accuracy {_percent(accuracy[i])}")
+        if progress.round == run.experiment.rounds:
+            finished.add(i)
+
+    with bars:
+        yield show
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

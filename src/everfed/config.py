@@ -1,0 +1,233 @@
+"""Experiments as files: TOML in and out, changes from the command line, a JSON Schema.
+
+Nothing here knows any particular policy, split or optimiser: keys, types and defaults are read
+off the classes in the tables. Unknown keys are errors that name the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from everfed.errors import InputError, lookup, unknown
+from everfed.experiment import TABLES, Experiment, choices, kind_of
+from everfed.methods import METHODS
+
+_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def to_dict(value: Any) -> dict[str, Any]:
+    """An experiment, or a part of one, as plain dicts, lists and numbers."""
+    out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
+    for field in fields(value):
+        part = getattr(value, field.name)
+        out[field.name] = to_dict(part) if is_dataclass(part) else list(part) if isinstance(part, tuple) else part
+    return out
+
+
+def from_dict(raw: Mapping[str, Any]) -> Experiment:
+    """An experiment from plain data; `method = "greedy"` stands for its policy and server rule."""
+    values = dict(raw)
+    if "method" in values:
+        clash = [key for key in ("policy", "server") if key in values]
+        if clash:
+            raise InputError(f"method and {clash[0]} are both given; method stands for a policy and a server rule.")
+        method = lookup(METHODS, values.pop("method"), "method")
+        values |= {"policy": to_dict(method.policy), "server": to_dict(method.server)}
+    experiment: Experiment = _decode(Experiment, values, "")
+    return experiment
+
+
+def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
+    """An instance of a dataclass from a table of values, or an error that says where."""
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in fields(cls)]
+    for key in raw:
+        if key not in names:
+            valid = names if where else [*names, "method"]
+            message = unknown("key", where + key, [where + name for name in valid])
+            raise InputError(message if valid else f"unknown key '{where + key}': '{where[:-1]}' takes no options.")
+    values = {key: _value(hints[key], value, where + key) for key, value in raw.items()}
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(f"{where[:-1]}: {error}" if where else str(error)) from None
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if hint in TABLES:
+        return _choice(TABLES[hint], value, where)
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise InputError(f"{where} is {_show(value)}; it must be a list, such as [1, 5, 10].")
+        (inner, _) = typing.get_args(hint)
+        return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise InputError(f"{where} is {_show(value)}; it must be {_PLAIN[hint]}.")
+    valid = choices(where)
+    if valid and value not in valid and not str(value).startswith("cuda:"):
+        raise InputError(unknown(where, value, valid))
+    return value
+
+
+def _choice(table: Mapping[str, type[Any]], value: Any, where: str) -> Any:
+    """A value of a table: its name alone, or {kind = name, option = ...}."""
+    options = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(options, Mapping):
+        raise InputError(f"{where} is {_show(value)}; it must be a name or a table with a kind: {', '.join(table)}.")
+    if "kind" not in options:
+        raise InputError(f"{where} has no kind; give one of {', '.join(table)}.")
+    kind = lookup(table, str(options["kind"]), f"{where} kind")
+    return _decode(kind, {k: v for k, v in options.items() if k != "kind"}, where + ".")
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str | bool | int | float | list | dict) else str(value)
+
+
+def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source} is not valid TOML: {error}.") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The raw content of an experiment file."""
+    try:
+        return parse(path.read_text(), str(path))
+    except FileNotFoundError:
+        raise InputError(f"there is no experiment file '{path}'.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the experiment file '{path}' cannot be read: {error}.") from None
+
+
+def change(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set one dotted key of raw content in place; a new kind drops the old kind's options."""
+    *path, last = key.split(".")
+    if key == "method":
+        raw.pop("policy", None)
+        raw.pop("server", None)
+    elif key.split(".")[0] in ("policy", "server"):
+        _expand_method(raw)
+    at: dict[str, Any] = raw
+    for name in path:
+        inside = at.get(name)
+        if isinstance(inside, str):
+            inside = {"kind": inside}
+        if inside is None:
+            inside = _default_part(path, raw) if at is raw else {}
+        if not isinstance(inside, dict):
+            raise InputError(f"'{name}' in '{key}' is not a table of options.")
+        at[name] = inside
+        at = inside
+    if last == "kind":
+        at.clear()
+    at[last] = value
+
+
+def _expand_method(raw: dict[str, Any]) -> None:
+    if "method" in raw:
+        method = lookup(METHODS, raw.pop("method"), "method")
+        raw |= {"policy": to_dict(method.policy), "server": to_dict(method.server)}
+
+
+def _default_part(path: list[str], raw: dict[str, Any]) -> dict[str, Any]:
+    """A part that the file leaves out has the default kind; options are added to that."""
+    default = getattr(Experiment(), path[0], None)
+    if not is_dataclass(default):
+        raise InputError(unknown("key", path[0], [f.name for f in fields(Experiment)]))
+    return to_dict(default)
+
+
+def parse_value(text: str) -> Any:
+    """A value as typed on the command line: TOML if it reads as such, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """'client.lr=0.01' as (key, value)."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"'{text}' is not a setting; write key=value, such as client.lr=0.01.")
+    return key.strip(), parse_value(value.strip())
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as a TOML file, every default written out."""
+    content = to_dict(experiment)
+    top = {k: v for k, v in content.items() if not isinstance(v, dict)}
+    lines = [f"{key} = {_toml(value)}" for key, value in top.items()]
+    for name, part in content.items():
+        if isinstance(part, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in part.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # numbers, true/false and quoted texts are alike in both
+
+
+def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ, with both values."""
+    one, two = flat(to_dict(a)), flat(to_dict(b))
+    return {k: (one.get(k), two.get(k)) for k in dict.fromkeys([*one, *two]) if one.get(k) != two.get(k)}
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in content.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out
+
+
+def schema() -> dict[str, Any]:
+    """A JSON Schema of experiment files, for editors."""
+    body = _object_schema(Experiment)
+    body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "everfed experiment", **body}
+
+
+def _object_schema(cls: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    properties = {}
+    for field in fields(cls):
+        properties[field.name] = _schema(hints[field.name], field.name)
+        if field.default is not MISSING and not is_dataclass(field.default):
+            default = field.default
+            properties[field.name]["default"] = list(default) if isinstance(default, tuple) else default
+    description = (cls.__doc__ or "").strip().splitlines()[0]
+    return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
+
+
+def _schema(hint: Any, name: str) -> dict[str, Any]:
+    if hint in TABLES:
+        kinds = []
+        for kind, cls in TABLES[hint].items():
+            one = _object_schema(cls)
+            one["properties"] = {"kind": {"const": kind}, **one["properties"]}
+            kinds.append({**one, "required": ["kind"]})
+        return {"anyOf": [{"enum": list(TABLES[hint])}, *kinds]}
+    if typing.get_origin(hint) is tuple:
+        return {"type": "array", "items": _schema(typing.get_args(hint)[0], "")}
+    if isinstance(hint, types.UnionType):
+        return {"anyOf": [_schema(part, name) for part in typing.get_args(hint)]}
+    valid = choices(name)
+    kind = {int: "integer", float: "number", bool: "boolean", str: "string"}[hint]
+    return {"type": kind} | ({"enum": valid} if valid else {})

@@ -1,0 +1,54 @@
+// Scales and axes: where a value lies on the screen, and which values deserve a tick.
+
+function ticks(low, high, about) {
+  const span = high - low || 1;
+  const raw = span / Math.max(1, about);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw - 1e-12);
+  const out = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) out.push(Number((i * step).toPrecision(12)));
+  return out;
+}
+
+function logTicks(low, high) {
+  const out = [];
+  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++)
+    for (const m of [1, 2, 5]) out.push(m * 10 ** p);
+  const inside = out.filter((v) => v >= low * 0.999 && v <= high * 1.001);
+  const decades = inside.filter((v) => Math.abs(Math.log10(v) % 1) < 1e-9);
+  return inside.length > 8 && decades.length >= 2 ? decades : inside;
+}
+
+// Maps a domain onto pixels, and back.
+function scale(domain, range, log = false) {
+  const f = log ? Math.log10 : (v) => v;
+  const [a, b] = [f(domain[0]), f(domain[1])];
+  const to = (v) => range[0] + ((f(v) - a) / (b - a || 1)) * (range[1] - range[0]);
+  to.back = (pixel) => {
+    const v = a + ((pixel - range[0]) / (range[1] - range[0])) * (b - a);
+    return log ? 10 ** v : v;
+  };
+  return to;
+}
+
+const tickText = (value) =>
+  Math.abs(value) >= 10000 ? `${Number((value / 1000).toPrecision(4))}k` : String(Number(value.toPrecision(6)));
+
+// Grid, tick labels and axis titles into a group.
+function axes(group, frame, x, y, xTicks, yTicks, titles) {
+  const { left, right, top, bottom } = frame;
+  for (const v of yTicks) {
+    group.append(
+      draw("line", { x1: left, x2: right, y1: y(v), y2: y(v), class: "grid" }),
+      draw("text", { x: left - 7, y: y(v) + 4, class: "tick end" }, tickText(v)));
+  }
+  for (const v of xTicks) {
+    group.append(
+      draw("line", { x1: x(v), x2: x(v), y1: bottom, y2: bottom + 4, class: "axis" }),
+      draw("text", { x: x(v), y: bottom + 17, class: "tick middle" }, tickText(v)));
+  }
+  group.append(
+    draw("line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" }),
+    draw("text", { x: right, y: bottom + 34, class: "title end" }, titles.x),
+    draw("text", { x: left, y: titles.at ?? top - 9, class: "title" }, titles.y));
+}

@@ -1,0 +1,291 @@
+"""What the page shows, as plain data, from stored runs alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from everfed.arrays import Floats
+from everfed.config import to_dict
+from everfed.energy.fleet import Fleet
+from everfed.errors import InputError
+from everfed.learning.evaluate import Metrics
+from everfed.report.lines import Curve, Line, by_group, curve, differing_keys, evaluations, flatten, lines, show, spread
+from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
+from everfed.report.verdicts import verdicts
+from everfed.store.run import StoredRun
+
+_MOST_BINS = 36
+_WIDTHS = (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 2, 1)  # of a bin; 1 is a whole number of them
+_MOST_POINTS = 2000  # of a curve: more than a screen has columns
+_BATTERIES = 8
+_TARGET = 0.9  # of the best method's final accuracy
+
+
+def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, Any]:
+    """A JSON-able dict; numbers to five digits, and None for what is not a number."""
+    begun = [run for run in runs if run.rounds]
+    if not begun:
+        raise InputError("there is nothing to report: none of the runs has finished a round.")
+    drawn = lines(begun)
+    order = [(run, i) for i, line in enumerate(drawn) for run in line.runs]
+    fleets = _Fleets()
+    edges = _edges(begun)
+    shown = [_run(run, i, fleets) for run, i in order]
+    bodies = [_line(line, edges) for line in drawn]
+    for body, verdict in zip(bodies, verdicts(drawn), strict=True):
+        body["verdict"] = verdict
+    best = max((a for b in bodies if (a := _mean(b, "accuracy")) is not None), default=None)
+    return {
+        "title": title or _title(begun),
+        "headline": _headline(bodies),
+        "summary": _summary(runs, drawn),
+        "lines": bodies,
+        "runs": shown,
+        "fleets": fleets.shown,
+        "weight_edges": [short(e) for e in edges.tolist()],
+        "target": None if best is None else round(_TARGET * best, 3),
+        "settings": _settings(begun, drawn),
+        "environments": _environments(begun),
+    }
+
+
+def short(value: float) -> float | None:
+    """Five significant digits: what a screen can show, in few bytes."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _shorts(values: Iterable[float]) -> list[float | None]:
+    return [short(float(v)) for v in values]
+
+
+def _line(line: Line, edges: Floats) -> dict[str, Any]:
+    weights = np.array([record.round_weight for run in line.runs for record in run.rounds])
+    return {
+        "label": line.label,
+        "method": line.method,
+        "style": {
+            "colour": line.style.colour,
+            "dark": line.style.dark,
+            "marker": line.style.marker,
+            "dash": list(line.style.dash),
+        },
+        "seeds": [run.experiment.seed for run in line.runs],
+        "accuracy": _curve(curve(line.runs, lambda m: m.accuracy)),
+        "loss": _curve(curve(line.runs, lambda m: m.loss)),
+        "groups": {label: _moments(values) for label, values in by_group(line.runs).items()},
+        "classes": _classes(line),
+        "weights": {
+            "mean": short(float(weights.mean())),
+            "variance": short(round(float(weights.var()), 12)),  # a constant sum is off by a few ulps
+            "rounds": len(weights),
+            "counts": np.histogram(np.clip(weights, edges[0], edges[-1]), edges)[0].tolist(),
+        },
+        "final": _final(line.runs),
+    }
+
+
+def _curve(points: Curve | None) -> dict[str, Any] | None:
+    if points is None:
+        return None
+    keep = _thin(len(points.rounds))
+    return {
+        "rounds": points.rounds[keep].tolist(),
+        "spent": _shorts(points.spent[keep]),
+        "mean": _shorts(points.mean[keep]),
+        "sd": _shorts(points.sd[keep]),
+    }
+
+
+def _thin(n: int) -> list[int]:
+    """At most _MOST_POINTS places out of n, first and last among them."""
+    if n <= _MOST_POINTS:
+        return list(range(n))
+    return sorted({round(i * (n - 1) / (_MOST_POINTS - 1)) for i in range(_MOST_POINTS)})
+
+
+def _moments(values: Sequence[float] | Floats) -> dict[str, Any] | None:
+    """Mean and sd over seeds; None if no run has the value."""
+    array = np.asarray(values, np.float64)
+    if len(array) == 0:
+        return None
+    return {"mean": short(float(array.mean())), "sd": short(float(spread(array))), "runs": len(array)}
+
+
+def _classes(line: Line) -> list[float | None] | None:
+    finals = [run.final.class_accuracy for run in line.runs if run.final and run.final.class_accuracy]
+    return _shorts(np.array(finals).mean(axis=0)) if finals else None
+
+
+def _final(runs: Sequence[StoredRun]) -> dict[str, Any]:
+    def metric(value: Callable[[Metrics], float | None]) -> dict[str, Any] | None:
+        return _moments([v for run in runs if run.final and (v := value(run.final)) is not None])
+
+    return {
+        "accuracy": metric(lambda m: m.accuracy),
+        "worst_group": metric(lambda m: m.worst_group_accuracy),
+        "loss": metric(lambda m: m.loss),
+        "participations": _moments([run.participations for run in runs]),
+        # To six places: sums of 1/E leave a few ulps where there is nothing.
+        **{
+            key: _moments([round(getattr(run.energy, key), 6) for run in runs])
+            for key in ("harvested", "spent", "wasted", "shortfall")
+        },
+    }
+
+
+def _edges(runs: Sequence[StoredRun]) -> Floats:
+    """Bins that all methods share, centred on 0 and on 1, where many schedules put all their rounds."""
+    found = (record.round_weight for run in runs for record in run.rounds)
+    highest = max((w for w in found if math.isfinite(w)), default=1.0)
+    width = next((w for w in _WIDTHS if highest / w <= _MOST_BINS), math.ceil(highest / _MOST_BINS))
+    bins = max(1, round(highest / width)) + 1
+    return np.asarray((np.arange(bins + 1) - 0.5) * width, np.float64)
+
+
+class _Fleets:
+    """Fleets of the page, each described once however many runs have it."""
+
+    def __init__(self) -> None:
+        self.shown: list[dict[str, Any]] = []
+        self.place: dict[Any, int] = {}
+        self.built: list[Fleet] = []
+
+    def add(self, spec: Any) -> int:
+        if spec not in self.place:
+            fleet = spec.build()
+            clients = sample(fleet, MOST_CLIENTS)
+            groups = fleet.groups()
+            step = max(1, math.ceil(len(groups) / _BATTERIES))
+            self.place[spec] = len(self.shown)
+            self.built.append(fleet)
+            self.shown.append(
+                {
+                    "clients": len(fleet),
+                    "ids": clients.tolist(),
+                    "cycles": fleet.cycles()[clients].tolist(),
+                    "groups": [
+                        {"label": g.label, "rows": int(np.isin(clients, g.clients).sum()), "clients": len(g.clients)}
+                        for g in groups
+                    ],
+                    "batteries": [
+                        {
+                            "client": int(g.clients[0]),
+                            "cycle": int(fleet.cycles()[g.clients[0]]),
+                            "capacity": short(float(fleet.capacity[g.clients[0]])),
+                        }
+                        for g in groups[::step]
+                    ],
+                }
+            )
+        return self.place[spec]
+
+
+def _run(run: StoredRun, line: int, fleets: _Fleets) -> dict[str, Any]:
+    place = fleets.add(run.experiment.fleet)
+    points = evaluations(run)
+    keep = _thin(len(points))
+    chosen = [b["client"] for b in fleets.shown[place]["batteries"]]
+    return {
+        "name": run.name,
+        "line": line,
+        "seed": run.experiment.seed,
+        "state": run.state,
+        "done": len(run.rounds),
+        "fleet": place,
+        "rounds": [points[i][0].round + 1 for i in keep],
+        "spent": _shorts(points[i][0].energy.spent for i in keep),
+        "accuracy": [None if (a := points[i][1].accuracy) is None else short(a) for i in keep],
+        "raster": raster(run, np.array(fleets.shown[place]["ids"])),
+        "battery": batteries(run, fleets.built[place], chosen),
+        "cut": len(run.rounds) > MOST_ROUNDS,
+    }
+
+
+def _title(runs: Sequence[StoredRun]) -> str:
+    first = runs[0].experiment
+    content = flatten(to_dict(first))
+    kind = str(content["data.kind"])
+    return f"{kind[0].upper()}{kind[1:]}, {content['split.kind']} split, {len(first.make_fleet()):,} clients"
+
+
+def _headline(bodies: Sequence[dict[str, Any]]) -> str:
+    """The finding in one sentence: Algorithm 1 first where it is there, then the others by accuracy."""
+    known = [b for b in bodies if _mean(b, "accuracy") is not None]
+    if not known:
+        losses = [(_mean(b, "loss"), b["label"]) for b in bodies if b["final"]["loss"]]
+        if not losses:
+            return "No run has been evaluated yet."
+        losses.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
+        said = [f"{label} {'is not finite' if loss is None else f'{loss:.4g}'}" for loss, label in losses]
+        return f"Final test loss: {'; '.join(said)}."
+    ranked = sorted(known, key=lambda b: (b["method"] != "algorithm1", -b["final"]["accuracy"]["mean"]))
+    chosen = ranked if len(ranked) <= 4 else [ranked[0], ranked[1], ranked[-1]]
+    parts = [_reached(body, first=body is ranked[0]) for body in chosen]
+    rest = f" ({len(ranked) - 3} more lie in between)" if len(ranked) > 4 else ""
+    return "; ".join(parts) + rest + "."
+
+
+def _mean(body: dict[str, Any], name: str) -> float | None:
+    moments = body["final"][name]
+    return None if moments is None else moments["mean"]
+
+
+def _reached(body: dict[str, Any], first: bool) -> str:
+    final = body["final"]
+    words = f"{body['label']} {'reaches ' if first else ''}{100 * final['accuracy']['mean']:.1f} %"
+    if _mean(body, "worst_group") is not None:
+        words += f" ({'worst energy group ' if first else ''}{100 * final['worst_group']['mean']:.1f} %)"
+    return words
+
+
+def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
+    seeds = {run.experiment.seed for run in runs}
+    methods = {line.method for line in drawn}
+    parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
+    states = Counter(run.state for run in runs)
+    words = ", ".join(parts)
+    if set(states) == {"done"}:
+        return f"{words}; all done."
+    said = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    words += f"; not all are done: {said}. A run that is not done counts with its last evaluation."
+    empty = sum(not run.rounds for run in runs)
+    return words + (f" {_count(empty, 'run')} without a finished round left out." if empty else "")
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' if n != 1 else ''}"
+
+
+def _settings(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> dict[str, Any]:
+    """Keys that differ, line by line, and the rest, which all runs share."""
+    differ = differing_keys(runs)
+    of_method = [k for k in differ if k.split(".")[0] in ("policy", "server")]
+    keys = [k for k in differ if k not in of_method and k != "seed"]
+    rows = []
+    for line in drawn:
+        values = [flatten(to_dict(run.experiment)) for run in line.runs]
+        cells = [" / ".join(dict.fromkeys(show(v[key]) if key in v else "–" for v in values)) for key in keys]
+        seeds = ", ".join(str(run.experiment.seed) for run in line.runs)
+        rows.append([line.experiment.title, seeds, *cells])
+    first = flatten(to_dict(runs[0].experiment))
+    shared = [[key, show(value)] for key, value in first.items() if key not in differ]
+    return {"columns": ["method", "seeds", *keys], "rows": rows, "shared": shared}
+
+
+def _environments(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
+    """Each distinct environment once, with the runs that ran in it."""
+    found: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
+    for run in runs:
+        values = {key: show(value) for key, value in flatten(run.environment).items() if key != "started"}
+        found.setdefault(tuple(values.items()), []).append(run)
+    out = []
+    for pairs, members in found.items():
+        started = sorted({show(run.environment["started"]) for run in members if "started" in run.environment})
+        when = [["started", " to ".join(dict.fromkeys([started[0], started[-1]]))]] if started else []
+        out.append({"runs": [run.name for run in members], "values": when + [list(pair) for pair in pairs]})
+    return [one for one in out if one["values"]]

@@ -1,0 +1,105 @@
+"""The paper's figure: accuracy over the rounds, and what each energy group gets in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from everfed.errors import InputError
+from everfed.report.lines import Line, by_group, curve, lines, spread
+from everfed.store.run import StoredRun
+
+_FORMATS = (".pdf", ".png", ".svg")
+_LOOK: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    # Fonts as text that can be selected and edited; publishers refuse type 3.
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "everfed",  # the same numbers give the same file
+}
+
+
+def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
+    """Draw the runs into a .pdf, .png or .svg file and return its path."""
+    if path.suffix.lower() not in _FORMATS:
+        raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; '{path.name}' is none.")
+    drawn = [line for line in lines(runs) if curve(line.runs, lambda m: m.accuracy) is not None]
+    if not drawn:
+        raise InputError(
+            "none of the runs has an accuracy to draw: they were not evaluated, or have no classes or test set."
+        )
+    import matplotlib
+
+    with matplotlib.rc_context(_LOOK):
+        picture = _draw(drawn, title)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        undated = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[path.suffix.lower()]
+        picture.savefig(path, dpi=200, metadata=undated)
+    return path
+
+
+def _draw(drawn: Sequence[Line], title: str | None) -> Any:
+    # Figure and not pyplot: no global state, so a notebook's or a server's backend stays as it is.
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = picture.subplots(1, 2, sharey=True, width_ratios=(1.45, 1))
+    groups = list(dict.fromkeys(label for line in drawn for label in by_group(line.runs)))
+    for place, line in enumerate(drawn):
+        _curve(left, line)
+        _groups(right, line, groups, place, len(drawn))
+    left.set(
+        title="Test accuracy",
+        xlabel="round",
+        ylabel="accuracy (%)",
+        ylim=(0, 101),
+        xlim=(0, max(run.rounds[-1].round + 1 for line in drawn for run in line.runs)),
+    )
+    right.set(title="Final accuracy by energy group", xlabel="rounds to harvest one round's energy")
+    right.set_xticks(range(len(groups)), groups)
+    if len(groups) > 6:
+        right.tick_params(axis="x", labelrotation=45)
+    for axes in (left, right):
+        axes.grid(axis="y", color="#e3e3e3", linewidth=0.8)
+        axes.set_axisbelow(True)
+    if title:
+        picture.suptitle(title, fontsize=11, x=0.01, ha="left")
+    longest = max(len(line.label) for line in drawn)
+    columns = min(len(drawn), 4 if longest < 30 else 2 if longest < 60 else 1)
+    picture.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
+    return picture
+
+
+def _curve(axes: Any, line: Line) -> None:
+    points = curve(line.runs, lambda m: m.accuracy)
+    assert points is not None
+    mean, sd, look = 100 * points.mean, 100 * points.sd, line.style
+    axes.plot(
+        points.rounds, mean, color=look.colour, label=line.label, marker=look.marker, markersize=4,
+        linestyle=(0, [part / 2 for part in look.dash]) if look.dash else "-",
+        linewidth=2.2 if line.method == "algorithm1" else 1.6, markevery=max(1, len(mean) // 8),
+    )  # fmt: skip
+    axes.fill_between(
+        points.rounds, np.maximum(mean - sd, 0), np.minimum(mean + sd, 100), color=look.colour, alpha=0.16, linewidth=0
+    )
+
+
+def _groups(axes: Any, line: Line, groups: Sequence[str], place: int, among: int) -> None:
+    finals = by_group(line.runs)
+    shown = [(x, 100 * finals[label]) for x, label in enumerate(groups) if label in finals]
+    width = 0.8 / among
+    axes.bar(
+        [x + (place - (among - 1) / 2) * width for x, _ in shown],
+        [values.mean() for _, values in shown],
+        width * 0.92,
+        yerr=[float(spread(values)) for _, values in shown] if len(line.runs) > 1 else None,
+        color=line.style.colour,
+        error_kw={"linewidth": 1, "ecolor": "#333333"},
+    )

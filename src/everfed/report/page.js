@@ -1,0 +1,145 @@
+// The page: what is shown, and what happens when somebody asks for something else.
+
+const redraw = []; // called whenever a method is shown or hidden
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function toggles() {
+  const host = byId("methods");
+  data.lines.forEach((line, i) => {
+    const box = make("input", { type: "checkbox", checked: true, "data-line": i, onchange: () => {
+      visible[i] = box.checked;
+      redraw.forEach((f) => f());
+    } });
+    host.append(make("label", { class: "chip" }, box, key(i), make("span", {}, line.label)));
+  });
+}
+
+function curves() {
+  const choice = (name) => document.querySelector(`input[name=${name}]:checked`).value;
+  const series = (metric, factor) => () => {
+    const x = choice("against");
+    return data.lines.map((line, i) => ({ line: i, points: line[metric] }))
+      .filter(({ line, points }) => visible[line] && points)
+      .map(({ line, points }) => ({ line, x: points[x], mean: points.mean.map((v) => v === null ? null : factor * v), sd: points.sd.map((v) => v === null ? 0 : factor * v) }));
+  };
+  const xTitle = () => (choice("against") === "rounds" ? "rounds" : "energy spent, units");
+  const charts = [];
+  // Both charts show the same x, so they zoom as one.
+  const together = (domain) => charts.filter((c) => c.zoom !== domain).forEach((c) => { c.zoom = domain; c.render(); });
+  const log = byId("log");
+  const add = (id, metric, factor, options) => {
+    if (!data.lines.some((line) => line[metric])) return byId(id).replaceChildren(make("p", { class: "muted" }, `The runs have no ${metric}.`));
+    const chart = new LineChart(byId(id), series(metric, factor), { name: id, xTitle, onZoom: together, ...options });
+    charts.push(chart);
+  };
+  add("accuracy-chart", "accuracy", 100, { yTitle: "test accuracy, %", unit: " %", bounds: [0, 100] });
+  add("loss-chart", "loss", 1, { yTitle: "test loss", unit: "", log: () => log.checked });
+  const render = () => charts.forEach((chart) => chart.render());
+  log.addEventListener("change", render);
+  document.querySelectorAll("input[name=against]").forEach((input) => input.addEventListener("change", () => {
+    charts.forEach((chart) => (chart.zoom = null));
+    render();
+  }));
+  const refresh = fallback(byId("curves"), "The curves as a table", () => {
+    const shown = data.lines.filter((line, i) => visible[i] && (line.accuracy || line.loss));
+    const rounds = [...new Set(shown.flatMap((line) => (line.accuracy || line.loss).rounds))].sort((a, b) => a - b);
+    const at = (points, r, show) => {
+      const i = points ? points.rounds.indexOf(r) : -1;
+      return i < 0 ? "–" : `${show(points.mean[i])} ± ${show(points.sd[i])}`;
+    };
+    return table(["rounds", ...shown.flatMap((line) => [`${line.label}: accuracy, %`, "loss", "spent"])], rounds.map((r) => [String(r),
+      ...shown.flatMap((line) => [at(line.accuracy, r, percent), at(line.loss, r, (v) => number(v, 3)), number(line.loss?.spent[line.loss.rounds.indexOf(r)])])]));
+  });
+  redraw.push(render, refresh);
+  render();
+}
+
+function oneRun() {
+  const select = byId("run");
+  data.runs.forEach((run, i) => select.append(make("option", { value: i },
+    `${data.lines[run.line].label}, seed ${run.seed}${run.name ? ` (${run.name})` : ""}${run.state === "done" ? "" : `, ${run.state}`}`)));
+  const raster = new Raster(byId("raster"), byId("raster-legend"));
+  const run = () => data.runs[Number(select.value)];
+  const strips = () => batteryStrips(byId("battery-chart"), run());
+  const counts = fallback(byId("participation"), "Rounds trained in, client by client", () => raster.counts());
+  const levels = fallback(byId("battery"), "The levels as a table", () => batteryTable(run()));
+  const render = () => {
+    const fleet = data.fleets[run().fleet];
+    const notes = [];
+    if (fleet.ids.length < fleet.clients) notes.push(`A sample of ${fleet.ids.length} of ${plural(fleet.clients, "client")} is shown, evenly from every energy group.`);
+    if (run().cut) notes.push(`The first ${run().raster.rounds.toLocaleString("en-US")} of ${plural(run().done, "round")} are shown.`);
+    byId("raster-note").textContent = notes.join(" ");
+    byId("battery-note").textContent = `${data.lines[run().line].label}, seed ${run().seed}; the first ${plural(run().battery.rounds, "round")}.`;
+    raster.show(run());
+    strips();
+    counts();
+    levels();
+  };
+  select.addEventListener("change", render);
+  onResize(byId("battery-chart"), strips);
+  render();
+  return () => { raster.paint(); raster.drawLegend(); };
+}
+
+function onResize(host, render) {
+  let width = host.clientWidth;
+  new ResizeObserver(() => host.clientWidth !== width && ((width = host.clientWidth), render())).observe(host);
+}
+
+function groups() {
+  const known = data.lines.some((line) => Object.keys(line.groups).length);
+  byId("groups").hidden = !known;
+  byId("classes").hidden = !data.lines.some((line) => line.classes);
+  const bars = () => groupBars(byId("group-chart"));
+  if (known) {
+    redraw.push(bars, fallback(byId("groups"), "The bars as a table", groupTable));
+    onResize(byId("group-chart"), bars);
+    bars();
+  }
+  const classes = () => heat(byId("class-table"));
+  redraw.push(classes);
+  classes();
+}
+
+function results() {
+  const input = byId("target");
+  if (data.target === null) byId("target-box").remove();
+  else input.value = (100 * data.target).toFixed(1);
+  const table = new Results(byId("result-table"), data.target === null ? null : input);
+  redraw.push(() => table.render());
+  table.render();
+}
+
+function weights() {
+  const render = () => histograms(byId("weight-charts"));
+  redraw.push(render, fallback(byId("weights"), "The histograms as a table", weightTable));
+  render();
+}
+
+function theme(recolour) {
+  byId("theme").addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    recolour();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  // Paper is white whatever the screen was: the canvas is painted for it and back.
+  let before;
+  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; recolour(); });
+  addEventListener("afterprint", () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; recolour(); });
+}
+
+toggles();
+curves();
+groups();
+results();
+const recolour = oneRun();
+weights();
+settings(byId("settings-body"));
+verdictList(byId("verdicts"));
+environments(byId("environment-body"));
+theme(recolour);
+document.documentElement.dataset.ready = String(Math.round(performance.now()));

@@ -1,0 +1,104 @@
+"""Who trained when, and what was in the batteries: the schedule of one run, small enough for a page."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.arrays import Floats, Ints
+from everfed.energy.fleet import Fleet
+from everfed.scheduling.plan import Schedule
+from everfed.store.run import StoredRun
+
+MOST_CLIENTS = 400  # rows of pixels that a screen can show
+MOST_ROUNDS = 2000  # columns; a schedule repeats, so its beginning tells
+_MOST_SCALES = 255  # a pixel is a byte, and 0 is "did not train"
+
+
+def sample(fleet: Fleet, at_most: int) -> Ints:
+    """Clients by rising cycle; of a larger fleet evenly many from within each energy group."""
+    cycles, n = fleet.cycles(), len(fleet)
+    chosen = np.arange(n)
+    if n > at_most:
+        groups = fleet.groups()
+        sizes = np.array([len(g.clients) for g in groups])
+        # In proportion to the groups' sizes, but nobody's group vanishes.
+        counts = np.maximum(1, np.floor(sizes * at_most / n)).astype(np.int64)
+        picks = [
+            g.clients[np.linspace(0, len(g.clients) - 1, count).round().astype(np.int64)]
+            for g, count in zip(groups, counts, strict=True)
+        ]
+        chosen = np.unique(np.concatenate(picks))
+    return chosen[np.argsort(cycles[chosen], kind="stable")]
+
+
+def raster(run: StoredRun, clients: Ints) -> dict[str, Any]:
+    """Participation of these clients: `bits` where every client has one scale, else `codes`.
+
+    scales: the run's distinct scales. `bits` holds one bit a client and round, rounds one after
+    the other, padded to whole bytes; `row_scales` then has each row's scale. `codes` holds one
+    byte: 0 did not train, k trained with scales[k - 1].
+    """
+    row = np.full(int(clients.max()) + 1, -1)
+    row[clients] = np.arange(len(clients))
+    shown = run.rounds[:MOST_ROUNDS]
+    scale = np.zeros((len(shown), len(clients)))
+    for r, record in enumerate(shown):
+        inside = record.participants < len(row)
+        rows = row[record.participants[inside]]
+        scale[r, rows[rows >= 0]] = record.scales[inside][rows >= 0]
+    joined = scale > 0
+    scales = _few(np.unique(scale[joined]))
+    out: dict[str, Any] = {"rounds": len(shown), "scales": [round(float(s), 4) for s in scales]}
+    highest = scale.max(axis=0, initial=0.0)
+    if np.all((scale == highest) | ~joined):
+        out["bits"] = _base64(np.packbits(joined, axis=1, bitorder="little"))
+        out["row_scales"] = _codes(highest, scales).tolist()
+    else:
+        out["codes"] = _base64(_codes(scale, scales))
+    return out
+
+
+def _few(scales: Floats) -> Floats:
+    if len(scales) <= _MOST_SCALES:
+        return scales
+    return np.unique(np.quantile(scales, np.linspace(0, 1, _MOST_SCALES), method="nearest"))
+
+
+def _codes(scale: Floats, scales: Floats) -> npt.NDArray[np.uint8]:
+    """1 + the place of each scale (of the nearest one below, where they were thinned out); 0 for none."""
+    place = np.maximum(np.searchsorted(scales, scale, side="right"), 1)
+    return np.where(scale > 0, place, 0).astype(np.uint8)
+
+
+def _base64(array: npt.NDArray[np.uint8]) -> str:
+    return base64.b64encode(array.tobytes()).decode("ascii")
+
+
+def batteries(run: StoredRun, fleet: Fleet, clients: Sequence[int]) -> dict[str, Any]:
+    """Levels of these clients, recomputed: after the round's harvest, and after its decision."""
+    which = np.asarray(clients)
+    longest = int(fleet.cycles()[which].max())
+    rounds = min(len(run.rounds), max(120, 6 * longest), MOST_ROUNDS)
+    schedule = Schedule(fleet, run.experiment.policy, run.experiment.seed)
+    level, harvested, left = np.zeros(len(which)), [], []
+    for r in range(rounds):
+        arrived = np.broadcast_to(fleet.arrivals.harvest(r, run.experiment.seed), len(fleet))[which]
+        harvested.append(np.minimum(level + arrived, fleet.capacity[which]))
+        schedule.step(r)
+        level = schedule.battery.level[which]
+        left.append(level)
+    return {
+        "rounds": rounds,
+        "clients": which.tolist(),
+        "harvested": _columns(harvested),
+        "left": _columns(left),
+    }
+
+
+def _columns(rows: Sequence[Floats]) -> list[list[float]]:
+    return [[round(v, 3) for v in column] for column in np.array(rows).T.tolist()]

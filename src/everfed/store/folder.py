@@ -1,0 +1,173 @@
+"""A run's folder: what is in it, who may write to it, and how to read it back.
+
+experiment.toml              the experiment as run, every default written out
+environment.json             versions and hardware, one entry for each time the run was started
+records.arrow                one row a round
+checkpoint-*.safetensors     until the run is done
+model.safetensors            when it is: the trained model
+result.json                  when it has ended: state and final metrics
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors.torch import load_file
+
+from everfed import config
+from everfed.errors import InputError
+from everfed.experiment import Experiment
+from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
+from everfed.store.records import read_records
+from everfed.store.run import StoredRun
+
+# A reader that asks whether a run is alive holds its lock for a moment; a starter waits that out.
+_LOCK_PATIENCE_S = 1.0
+
+
+class StoreError(RuntimeError):
+    """The disk refuses, or a folder is in use; the message says what to do."""
+
+
+class RunFolder:
+    """A run folder held for writing: one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock: IO[str] | None = None
+
+    def hold(self, experiment: Experiment) -> None:
+        """Create the folder or take it up again; refuse if it is another experiment's, or in use."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = _lock(self.path)
+            if not (self.path / "experiment.toml").exists():
+                write_atomically(self.path / "experiment.toml", config.to_toml(experiment))
+        except OSError as error:
+            self.release()
+            raise disk_error(self.path, error) from error
+        stored = read_experiment(self.path)
+        different = config.differences(stored, experiment)
+        if different:
+            self.release()
+            said = "; ".join(f"{key} was {was!r}, now {now!r}" for key, (was, now) in different.items())
+            raise InputError(
+                f"the run folder '{self.path}' holds another experiment: {said}. "
+                "Resume it unchanged, or choose another folder."
+            )
+
+    def release(self) -> None:
+        if self.lock:
+            self.lock.close()
+            self.lock = None
+
+    def add_environment(self, entry: dict[str, Any]) -> None:
+        path = self.path / "environment.json"
+        write_atomically(path, json.dumps([*_read_json(path, []), entry], indent=1) + "\n")
+
+    def finish(self, result: dict[str, Any]) -> None:
+        write_atomically(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+
+    def result(self) -> dict[str, Any] | None:
+        result: dict[str, Any] | None = _read_json(self.path / "result.json", None)
+        return result
+
+    def reopen(self) -> None:
+        """Take back that the run has ended (a diverged run is tried again another way)."""
+        (self.path / "result.json").unlink(missing_ok=True)
+
+
+def open_run(path: str | Path) -> StoredRun:
+    """Read a run folder, finished or not, even while the run goes on.
+
+    The result is a History (rounds, params, final, curve(...)) with path, experiment, state and
+    environment besides.
+    """
+    folder = Path(path)
+    if not (folder / "experiment.toml").exists():
+        raise InputError(f"'{folder}' is not a run folder: it has no experiment.toml.")
+    result = _read_json(folder / "result.json", None)
+    state = result["state"] if result else "running" if is_running(folder) else "stopped"
+    environments = _read_json(folder / "environment.json", [])
+    return StoredRun(
+        rounds=read_records(folder / "records.arrow"),
+        params=_params(folder),
+        path=folder,
+        experiment=read_experiment(folder),
+        state=state,
+        environment=environments[-1] if environments else {},
+    )
+
+
+def find_runs(root: str | Path) -> list[Path]:
+    """All run folders below a folder, by name."""
+    return sorted(path.parent for path in Path(root).rglob("experiment.toml"))
+
+
+def read_experiment(folder: Path) -> Experiment:
+    return config.from_dict(config.read(folder / "experiment.toml"))
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a live process holds the folder."""
+    try:
+        with open(folder / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def disk_error(path: Path, error: OSError) -> StoreError:
+    """One sentence for what the disk said."""
+    reason = error.strerror or str(error)
+    return StoreError(
+        f"the run folder '{path}' cannot be written: {reason}. Nothing before the last checkpoint is lost; "
+        "make room or choose another folder, then resume with the same command."
+    )
+
+
+def _params(folder: Path) -> dict[str, Any]:
+    if (folder / "model.safetensors").exists():
+        return load_file(folder / "model.safetensors")
+    for found in load_checkpoints(folder):
+        if isinstance(found, Checkpoint):
+            return {n.removeprefix("model."): t for n, t in found.tensors.items() if n.startswith("model.")}
+    return {}
+
+
+def _lock(folder: Path) -> IO[str]:
+    """An advisory lock that the system drops when the process ends, however it ends."""
+    file = open(folder / "lock", "a+")  # noqa: SIM115 - held for the length of a run
+    until = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                file.seek(0)
+                owner = file.read().strip() or "another process"
+                file.close()
+                raise StoreError(
+                    f"the run folder '{folder}' is in use by {owner}; wait for it to end, or choose another folder."
+                ) from None
+            time.sleep(0.05)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+    file.flush()
+    return file
+
+
+def _read_json(path: Path, default: Any) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return default

@@ -1,0 +1,154 @@
+"""Round records in one append-safe columnar file.
+
+An Arrow IPC stream: a schema, then batches of rounds, each complete in itself. It can be read
+while the run goes on, and a batch cut off by a power failure is simply not there. Any Arrow
+library opens it: `pyarrow.ipc.open_stream(path).read_pandas()`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from everfed.energy.battery import Books
+from everfed.learning.evaluate import Metrics
+from everfed.simulate import RoundRecord
+
+_FLOATS = pa.list_(pa.float64())
+_BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall")
+
+# Wall-clock seconds are left out on purpose: records of a resumed run equal those of one never killed.
+_SCHEMA = pa.schema(
+    [
+        ("round", pa.int64()),
+        ("participants", pa.list_(pa.int64())),
+        ("scales", _FLOATS),
+        ("round_weight", pa.float64()),
+        *((name, pa.float64()) for name in _BOOKS),
+        ("violations", pa.int64()),
+        ("update_norm", pa.float64()),
+        ("train_loss", pa.float64()),
+        ("dropped", pa.list_(pa.int64())),
+        ("loss", pa.float64()),  # the metrics are null in rounds without an evaluation
+        ("accuracy", pa.float64()),
+        ("class_accuracy", _FLOATS),
+        ("class_loss", _FLOATS),
+        ("groups", pa.list_(pa.string())),
+        ("group_accuracy", _FLOATS),
+        ("group_loss", _FLOATS),
+    ]
+)
+
+
+class RecordsFile:
+    """The records of one run, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = open(path, "ab")  # noqa: SIM115 - held open for the length of a run
+
+    def append(self, records: Sequence[RoundRecord]) -> None:
+        """Add one batch. After an error (a full disk) the file is cut back to what it was."""
+        if not records:
+            return
+        batch = pa.RecordBatch.from_pylist([_row(r) for r in records], schema=_SCHEMA)
+        self._write(batch.serialize())
+
+    def _write(self, data: Any) -> None:
+        before = self.file.tell()
+        try:
+            self.file.write(memoryview(data))
+            self.file.flush()
+        except OSError:
+            os.ftruncate(self.file.fileno(), before)
+            raise
+
+    def sync(self) -> int:
+        """Force everything to the disk; returns the file's length."""
+        os.fsync(self.file.fileno())
+        return self.file.tell()
+
+    def truncate(self, length: int) -> None:
+        """Forget what was written after a checkpoint; the resumed run writes it again."""
+        os.ftruncate(self.file.fileno(), length)
+        self.file.seek(length)
+        if length == 0:
+            self._write(_SCHEMA.serialize())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_records(path: Path, length: int | None = None) -> list[RoundRecord]:
+    """All complete batches of a records file (or of its first `length` bytes), as records."""
+    try:
+        data = path.read_bytes()[:length]
+    except FileNotFoundError:
+        return []
+    return [_record(row) for batch in _batches(data) for row in batch.to_pylist()]
+
+
+def _batches(data: bytes) -> Iterator[pa.RecordBatch]:
+    try:
+        stream = pa.ipc.open_stream(pa.BufferReader(data))
+        while True:
+            yield stream.read_next_batch()
+    except (StopIteration, pa.ArrowInvalid, OSError):
+        return  # the end, or a batch that was cut off while it was written
+
+
+def _row(record: RoundRecord) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "round": record.round,
+        "participants": record.participants,
+        "scales": record.scales,
+        "round_weight": record.round_weight,
+        **record.energy.to_dict(),
+        "update_norm": record.update_norm,
+        "train_loss": record.train_loss,
+        "dropped": list(record.dropped),
+    }
+    metrics = record.metrics
+    if metrics:
+        groups = metrics.group_accuracy or {}
+        row |= {
+            "loss": metrics.loss,
+            "accuracy": metrics.accuracy,
+            "class_accuracy": metrics.class_accuracy,
+            "class_loss": metrics.class_loss,
+            "groups": list(groups),
+            "group_accuracy": list(groups.values()),
+            "group_loss": list((metrics.group_loss or {}).values()),
+        }
+    return row
+
+
+def _record(row: dict[str, Any]) -> RoundRecord:
+    metrics = None
+    if row["loss"] is not None:
+        classified = row["accuracy"] is not None
+        metrics = Metrics(
+            row["loss"],
+            row["accuracy"],
+            tuple(row["class_accuracy"]) if classified else None,
+            tuple(row["class_loss"]) if classified else None,
+            dict(zip(row["groups"], row["group_accuracy"], strict=True)) if classified else None,
+            dict(zip(row["groups"], row["group_loss"], strict=True)) if classified else None,
+        )
+    return RoundRecord(
+        row["round"],
+        np.array(row["participants"], np.int64),
+        np.array(row["scales"], np.float64),
+        row["round_weight"],
+        Books(**{name: row[name] for name in (*_BOOKS, "violations")}),
+        row["update_norm"],
+        row["train_loss"],
+        metrics,
+        0.0,
+        tuple(row["dropped"]),
+    )

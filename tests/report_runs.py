@@ -1,0 +1,57 @@
+"""Stored runs for the tests of reports: short real ones, and long ones without any training."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from everfed.errors import EverfedWarning
+from everfed.experiment import CycleFleet, Experiment
+from everfed.learning.evaluate import Metrics
+from everfed.scheduling.plan import plan
+from everfed.simulate import RoundRecord
+from everfed.store.run import StoredRun
+
+METHODS = ("algorithm1", "greedy", "fedavg")
+
+
+@functools.cache
+def trained() -> tuple[StoredRun, ...]:
+    """Three methods and two seeds, really trained."""
+    base = Experiment(fleet=CycleFleet(8, (1, 2, 4)), rounds=40, local_steps=2, eval_every=5, device="cpu")
+    return tuple(_train(replace(base, seed=seed).with_method(m)) for m in METHODS for seed in (0, 1))
+
+
+def _train(experiment: Experiment) -> StoredRun:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EverfedWarning)
+        records = list(experiment.simulation())
+    where = Path(f"{experiment.method}-{experiment.seed}")
+    return StoredRun(records, {}, where, experiment, "done", {"python": "3.11", "packages": {"torch": "2.5"}})
+
+
+def untrained(experiment: Experiment, name: str = "synthetic", state: str = "done") -> StoredRun:
+    """A run with its true schedule, and an accuracy that grows from 0.1 to 0.9."""
+    fleet, records = experiment.make_fleet(), []
+    labels = [g.label for g in fleet.groups()]
+    every = experiment.eval_every or max(1, experiment.rounds // 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EverfedWarning)
+        for step in plan(fleet, experiment.policy, experiment.rounds, experiment.seed):
+            done = step.round + 1
+            accuracy = 0.1 + 0.8 * done / experiment.rounds
+            metrics = Metrics(
+                2.5 - 2 * accuracy, accuracy, (accuracy,) * 10, (1.0,) * 10,
+                dict.fromkeys(labels, accuracy), dict.fromkeys(labels, 1.0),
+            )  # fmt: skip
+            weight = float(np.sum(step.scales)) / len(fleet)
+            record = RoundRecord(
+                step.round, step.clients, step.scales, weight, step.energy, update_norm=0.1, train_loss=1.0,
+                metrics=metrics if done % every == 0 or done == experiment.rounds else None, seconds=0.01,
+            )  # fmt: skip
+            records.append(record)
+    return StoredRun(records, {}, Path(name), experiment, state)

@@ -1,0 +1,106 @@
+"""The shape of the source: imports go one way, and files stay short enough to read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import everfed
+
+ROOT = Path(everfed.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+MODULES = [path for path in FILES if path != ROOT / "__init__.py"]
+MOST_LINES = 400
+
+# Lowest first; a module may import from its own row and from the rows above it.
+LAYERS = [
+    {"errors", "arrays", "random"},
+    {"energy"},
+    {"data"},
+    {"scheduling"},
+    {"learning"},
+    {"methods"},
+    {"simulate"},
+    {"experiment"},
+    {"config"},
+    {"presets", "store", "trackers"},
+    {"sweep"},
+    {"report"},
+    {"cli", "__main__"},
+]
+HEIGHT = {name: height for height, row in enumerate(LAYERS) for name in row}
+# The package's own namespace holds names of nearly every layer: only the top may import from it.
+HEIGHT["everfed"] = len(LAYERS) - 1
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def room(path):
+    """The layer a file belongs to: its folder, or its own name."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_rooms(tree, package):
+    """What a file takes from everfed, anywhere in it; package: the dotted package it lies in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{source}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "everfed":
+                first = rest.split(".")[0]
+                yield first if first in HEIGHT else "everfed"
+
+
+def test_the_source_is_found():
+    assert len(MODULES) > 20
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_has_a_layer(path):
+    assert room(path) in HEIGHT
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_go_one_way(path):
+    package = ".".join(["everfed", *path.relative_to(ROOT).parts[:-1]])
+    taken = set(imported_rooms(ast.parse(path.read_text(encoding="utf-8")), package))
+    upward = {name for name in taken if HEIGHT[name] > HEIGHT[room(path)]}
+    assert not upward, f"{relative(path)} imports from later layers: {', '.join(sorted(upward))}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_files_are_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("line", "rooms"),
+    [
+        ("import numpy", set()),
+        ("import everfed", {"everfed"}),
+        ("import everfed.cli.app", {"cli"}),
+        ("from everfed import random, simulate", {"random", "simulate"}),
+        ("from everfed import __version__", {"everfed"}),
+        ("from everfed.energy.fleet import Fleet", {"energy"}),
+        ("from everfed.scheduling import plan as p", {"scheduling"}),
+        ("from . import battery", {"energy"}),
+        ("from .battery import Books", {"energy"}),
+        ("from .. import cli", {"cli"}),
+        ("from ..cli.app import main", {"cli"}),
+        ("def f():\n    from everfed.report import table", {"report"}),
+        ("if TYPE_CHECKING:\n    from everfed.report import table", {"report"}),
+    ],
+)
+def test_the_check_sees_every_way_to_import(line, rooms):
+    assert set(imported_rooms(ast.parse(line), "everfed.energy")) == rooms

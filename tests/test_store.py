@@ -1,0 +1,341 @@
+"""Runs that survive: killed at any moment and resumed, a run ends as if it had never been killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import everfed as ef
+from everfed.errors import DivergenceError, EverfedWarning, InputError
+from everfed.experiment import CycleFleet, Experiment
+from everfed.store import StoreError, open_run, stored_rounds
+from everfed.store.checkpoint import checkpoints, load_checkpoints, save_checkpoint
+from everfed.store.records import RecordsFile, read_records
+
+SMALL = Experiment(
+    fleet=CycleFleet(8, (1, 2, 4, 8)), rounds=24, batch_size=4, eval_every=6, device="cpu", client=ef.Adam(0.01)
+)
+
+
+def run(experiment: Experiment, folder: Path, **options) -> ef.StoredRun:
+    for _ in stored_rounds(experiment, folder, **options):
+        pass
+    return open_run(folder)
+
+
+def stop_after(rounds: int):
+    seen = 0
+
+    def stop() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen >= rounds
+
+    return stop
+
+
+def records_of(run: ef.StoredRun) -> list[dict]:
+    return [record.to_dict() for record in run.rounds]
+
+
+def assert_same(a: ef.StoredRun, b: ef.StoredRun) -> None:
+    assert a.state == b.state == "done"
+    assert records_of(a) == records_of(b)
+    assert a.params.keys() == b.params.keys()
+    for name, value in a.params.items():
+        assert torch.equal(value, b.params[name]), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> ef.StoredRun:
+    """The run that was never cut off."""
+    return run(SMALL, tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_a_stored_run_is_the_simulation(whole):
+    simulation = SMALL.simulation()
+    history = ef.History(list(simulation), simulation.params)
+    assert [replace(r, seconds=0.0).to_dict() for r in history.rounds] == records_of(whole)
+    for name, value in history.params.items():
+        assert torch.equal(value, whole.params[name])
+
+
+def test_a_finished_folder_holds_what_it_promises(whole):
+    assert {p.name for p in whole.path.iterdir()} == {
+        "experiment.toml", "environment.json", "records.arrow", "model.safetensors", "result.json", "lock",
+    }  # fmt: skip
+    assert whole.experiment == SMALL
+    assert whole.environment["packages"]["torch"] == torch.__version__
+    assert (
+        whole.environment["packages"]["torch"] == torch.__version__.split("+")[0]
+        or whole.environment["packages"]["torch"]
+    )
+    assert json.loads((whole.path / "result.json").read_text())["metrics"]["accuracy"] == whole.final.accuracy
+
+
+def test_a_finished_run_is_not_run_again(whole):
+    assert list(stored_rounds(SMALL, whole.path)) == []
+
+
+@pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
+@pytest.mark.parametrize(
+    "client", [ef.Adam(0.01), ef.SGD(0.1, momentum=0.9), ef.SGD(0.1)], ids=["adam", "momentum", "sgd"]
+)
+@pytest.mark.parametrize("method", ["algorithm1", "wait-for-all"])
+def test_stopped_after_every_few_rounds_and_resumed_is_the_same(tmp_path, trainer, client, method):
+    experiment = replace(SMALL.with_method(method), trainer=trainer, client=client, rounds=16)
+    expected = run(experiment, tmp_path / "whole")
+    starts = 0
+    while (cut := run(experiment, tmp_path / "cut", stop=stop_after(5))).state != "done":
+        assert cut.state == "stopped"
+        starts += 1
+    assert starts == 3
+    assert_same(cut, expected)
+
+
+def test_reset_state_and_trickling_energy_resume_too(tmp_path):
+    fleet = CycleFleet(8, (1, 2, 4, 8), arrivals="trickle", capacity=1.0)
+    experiment = replace(SMALL, keep_state=False, fleet=fleet)
+    expected = run(experiment, tmp_path / "whole")
+    run(experiment, tmp_path / "cut", stop=stop_after(11))
+    assert_same(run(experiment, tmp_path / "cut"), expected)
+
+
+def everfed(*arguments: str, **options) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "everfed", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, **options,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> None:
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+
+
+KILLED = ["run", "digits-quick", "--rounds", "300", "--clients", "8", "--device", "cpu", "--checkpoint-every", "0.02"]
+
+
+def wait_for_progress(folder: Path, process: subprocess.Popen, more_than: int) -> None:
+    """Until the run has a checkpoint past this round (a kill before that would test nothing)."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(int(path.name.split("-")[1]) > more_than for path in checkpoints(folder)):
+            return
+        time.sleep(0.005)
+
+
+def test_killed_at_twenty_random_moments_it_ends_bit_identical(tmp_path):
+    finish(everfed(*KILLED, "--out", str(tmp_path / "whole"), "-q"))
+    chance = random.Random(0)
+    folder, kills, reached = tmp_path / "killed", 0, -1
+    for _ in range(20):
+        process = everfed(*KILLED, "--out", str(folder), "-q")
+        wait_for_progress(folder, process, reached)
+        time.sleep(chance.uniform(0.0, 0.06))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        reached = max((int(p.name.split("-")[1]) for p in checkpoints(folder)), default=-1)
+    finish(everfed(*KILLED, "--out", str(folder), "-q"))
+    assert kills == 20, f"the run was over after {kills} kills: it must be longer to be killed 20 times"
+    assert_same(open_run(folder), open_run(tmp_path / "whole"))
+
+
+def test_ctrl_c_stops_after_the_round_saves_and_tells_how_to_resume(tmp_path):
+    arguments = [*KILLED[:-1], "1000", "--rounds", "5000", "--out", str(tmp_path / "run")]
+    process = everfed(*arguments)
+    line = ""
+    while "round" not in line:
+        line = process.stderr.readline()
+        assert line, "the run ended before it could be stopped"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "resume with:" in err
+    assert "everfed " + " ".join(arguments) in err
+    stopped = open_run(tmp_path / "run")
+    assert stopped.state == "stopped"
+    assert len(stopped.rounds) > 0
+    found = next(load_checkpoints(tmp_path / "run"))
+    assert found.round == len(stopped.rounds)
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_message_whatever_byte_is_wrong(tmp_path):
+    torch.manual_seed(0)
+    save_checkpoint(tmp_path, 1, {"model.w": torch.randn(3)}, {"records": "1"})
+    newest = save_checkpoint(tmp_path, 2, {"model.w": torch.randn(5)}, {"records": "2"})
+    good = newest.read_bytes()
+    for place in range(len(good)):
+        newest.write_bytes(good[:place] + bytes([good[place] ^ 0x41]) + good[place + 1 :])
+        found = list(load_checkpoints(tmp_path))
+        assert found[0] == newest, f"byte {place} of the newest checkpoint is wrong and nobody noticed"
+        assert found[1].round == 1
+    for length in range(len(good)):
+        newest.write_bytes(good[:length])
+        assert next(load_checkpoints(tmp_path)) == newest
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(tmp_path, whole, harm):
+    folder = tmp_path / "run"
+    run(SMALL, folder, stop=stop_after(7))
+    run(SMALL, folder, stop=stop_after(4))
+    newest, before = checkpoints(folder)
+    data = newest.read_bytes()
+    damaged = {"flip": data[:99] + bytes([data[99] ^ 1]) + data[100:], "cut": data[: len(data) // 2], "empty": b""}
+    newest.write_bytes(damaged[harm])
+    with pytest.warns(EverfedWarning, match="damaged; using the one before"):
+        first = next(stored_rounds(SMALL, folder))
+    assert first.round == 7 == int(before.name.split("-")[1])
+    assert_same(run(SMALL, folder), whole)
+
+
+def test_with_every_checkpoint_damaged_the_run_starts_anew(tmp_path, whole):
+    folder = tmp_path / "run"
+    run(SMALL, folder, stop=stop_after(9))
+    for path in checkpoints(folder):
+        path.write_bytes(b"no checkpoint")
+    with pytest.warns(EverfedWarning, match="damaged"):
+        assert_same(run(SMALL, folder), whole)
+
+
+def test_records_cut_off_in_a_batch_are_read_up_to_it(tmp_path):
+    records = list(SMALL.simulation())
+    file = RecordsFile(tmp_path / "records.arrow")
+    file.truncate(0)
+    file.append(records[:10])
+    middle = file.sync()
+    file.append(records[10:])
+    end = file.sync()
+    file.close()
+    data = (tmp_path / "records.arrow").read_bytes()
+    assert len(read_records(tmp_path / "records.arrow")) == len(records)
+    for length in range(middle, end, 5):
+        (tmp_path / "records.arrow").write_bytes(data[:length])
+        assert len(read_records(tmp_path / "records.arrow")) == 10
+
+
+def test_a_run_can_be_read_while_it_goes_on(tmp_path):
+    rounds = stored_rounds(SMALL, tmp_path / "run")
+    for _ in range(13):
+        next(rounds)
+    reading = open_run(tmp_path / "run")
+    assert reading.state == "running"
+    assert len(reading.rounds) == 12  # up to the last evaluation
+    rounds.close()
+    assert open_run(tmp_path / "run").state == "stopped"
+
+
+def test_a_second_process_on_the_same_folder_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    process = everfed(*KILLED, "--rounds", "100000", "--out", str(folder), "-q")
+    try:
+        wait_for_progress(folder, process, 0)
+        second = everfed(*KILLED, "--rounds", "100000", "--out", str(folder), "-q")
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 1
+        assert f"in use by process {process.pid}" in err
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_changed_experiment_is_refused_by_name(tmp_path):
+    run(SMALL, tmp_path / "run", stop=stop_after(3))
+    with pytest.raises(InputError, match=r"client\.lr was 0\.01, now 0\.5; seed was 0, now 3|seed was 0, now 3"):
+        next(stored_rounds(replace(SMALL, client=ef.Adam(0.5), seed=3), tmp_path / "run"))
+
+
+@pytest.mark.parametrize("limit_kib", [1, 6, 20, 60, 120])
+def test_a_full_disk_stops_with_a_message_and_loses_nothing_before_the_checkpoint(tmp_path, whole, limit_kib):
+    """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_kib * 1024}, {limit_kib * 1024}))\n"
+        "from pathlib import Path\n"
+        "from everfed import config\n"
+        "from everfed.store import StoreError, stored_rounds\n"
+        "experiment = config.from_dict(config.read(Path(sys.argv[1])))\n"
+        "try:\n"
+        "    for _ in stored_rounds(experiment, Path(sys.argv[2]), checkpoint_s=0.0): pass\n"
+        "except StoreError as error:\n"
+        "    print(error); sys.exit(7)\n"
+    )
+    source, folder = tmp_path / "experiment.toml", tmp_path / "run"
+    source.write_text((whole.path / "experiment.toml").read_text())
+    done = subprocess.run([sys.executable, "-c", code, str(source), str(folder)], capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert "cannot be written: " in done.stdout
+    assert not list(folder.glob("*.unfinished"))
+    assert_same(run(SMALL, folder), whole)
+
+
+def test_the_limit_of_the_full_disk_test_is_really_reached():
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert soft == resource.RLIM_INFINITY, "the test process itself must not be limited"
+
+
+WILD = replace(SMALL, client=ef.SGD(1e12), rounds=12)
+
+
+def test_divergence_stops_at_once_and_names_round_and_clients(tmp_path):
+    with pytest.raises(DivergenceError, match=r"diverged in round \d+: the updates of client \d+"):
+        run(WILD, tmp_path / "run")
+    assert open_run(tmp_path / "run").state == "diverged"
+    with pytest.raises(DivergenceError):
+        run(WILD, tmp_path / "run")
+
+
+def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
+    good = replace(SMALL, client=ef.SGD(0.1))
+    folder = tmp_path / "run"
+    run(good, folder, stop=stop_after(5))
+    before = checkpoints(folder)[0].name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ef.SGD, "step", lambda self, params, grads, state, lr: params.fill_(float("nan")))
+        with pytest.raises(DivergenceError, match="round 5"):
+            run(good, folder)
+    assert checkpoints(folder)[0].name == before
+
+
+def test_skip_leaves_non_finite_updates_out_and_records_them(tmp_path):
+    """One client's data overflow its update; the others train on."""
+    x, y = torch.randn(6, 3).numpy(), [0, 1, 0, 1, 0, 1]
+    huge = (1e30 * x, y)
+    fleet = ef.Fleet.from_cycles([1, 1, 1])
+    settings = {"rounds": 3, "batch_size": 4, "client_optimizer": ef.SGD(0.1), "device": "cpu"}
+    data = [(x, y), (x, y), huge]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2))
+    with pytest.raises(DivergenceError, match="client 2"):
+        ef.simulate(model, data, fleet, "fedavg", **settings)
+    history = ef.simulate(model, data, fleet, "fedavg", on_divergence="skip", **settings)
+    assert [r.dropped for r in history.rounds] == [(2,)] * 3
+    assert all(torch.isfinite(value).all() for value in history.params.values())
+    assert not torch.equal(history.params["0.weight"], model[0].weight)
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        open_run(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        next(stored_rounds(SMALL, tmp_path / "file" / "run"))
