@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData
 from everfed.data.partition import SPLITS, ByEnergy, Split
@@ -19,6 +20,7 @@ from everfed.errors import InputError
 from everfed.learning import TRAINERS
 from everfed.learning.models import MODELS, Mlp, Model
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
+from everfed.learning.precision import PRECISIONS
 from everfed.learning.server import SERVER_RULES, ServerRule, Sum
 from everfed.methods import METHODS, Method
 from everfed.random import check_seed
@@ -76,6 +78,7 @@ TABLES: dict[Any, dict[str, type[Any]]] = {
     Model: MODELS,
     Optimizer: OPTIMIZERS,
     Schedule: SCHEDULES,
+    Augment: AUGMENTS,
 }
 
 
@@ -99,6 +102,7 @@ class Experiment:
     seed: int = 0
     device: str = "auto"
     trainer: str = "batched"
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("local_steps", 1), ("batch_size", 1), ("eval_every", 0)):
@@ -145,6 +149,7 @@ class Experiment:
             seed=self.seed,
             device=self.device,
             trainer=self.trainer,
+            precision=self.precision,
             **settings,
         )
 
@@ -160,4 +165,4 @@ def kind_of(value: Any) -> str:
 
 def choices(name: str) -> list[str] | None:
     """Valid texts of a plain key, where it has a fixed set."""
-    return {"trainer": list(TRAINERS), "device": ["auto", "cpu", "cuda"]}.get(name)
+    return {"trainer": list(TRAINERS), "device": ["auto", "cpu", "cuda"], "precision": list(PRECISIONS)}.get(name)

@@ -25,8 +25,9 @@ from everfed.errors import DivergenceError, EverfedWarning, InputError, lookup, 
 from everfed.learning import TRAINERS, models
 from everfed.learning.evaluate import Evaluator, Metrics
 from everfed.learning.layout import Layout
-from everfed.learning.local import DeviceData, Loss, Task, as_input
+from everfed.learning.local import DeviceData, Loss, Task
 from everfed.learning.optim import Adam, Optimizer
+from everfed.learning.precision import set_precision
 from everfed.methods import METHODS, Method
 from everfed.random import Purpose, check_seed, derive
 from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
@@ -114,6 +115,7 @@ class Simulation:
         seed: int = 0,
         device: str = "auto",
         trainer: str = "batched",
+        precision: str = "float32",
         loss: Loss | None = None,
         memory_budget: int | None = None,
         strict_horizon: bool = False,
@@ -121,6 +123,7 @@ class Simulation:
     ) -> None:
         self.method = method if isinstance(method, Method) else lookup(METHODS, method, "method")
         self.device = resolve_device(device)
+        set_precision(precision, self.device)
         self.data = data if isinstance(data, FederatedData) else from_arrays(data)
         _check_sizes(self.data, fleet, rounds, local_steps, batch_size)
         check_seed(seed)
@@ -133,15 +136,15 @@ class Simulation:
         self.module = _instance(model, self.data, seed).to(self.device)
         models.check(self.module)
         device_data = DeviceData(self.data, self.device)
-        models.check_fits(self.module, as_input(device_data.x[:2]), self.data.classes)
+        models.check_fits(self.module, device_data.inputs(2), self.data.classes)
         self.layout = Layout(self.module)
         self.flat = self.layout.flatten(self.module)
         task = Task(
             self.module, self.layout, device_data, loss, client_optimizer or Adam(1e-3), local_steps, batch_size,
-            keep_optimizer_state, rounds, int(seed), memory_budget,
+            keep_optimizer_state, rounds, int(seed), precision, memory_budget,
         )  # fmt: skip
         self.trainer = lookup(TRAINERS, trainer, "trainer")(task)
-        self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device)
+        self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device, precision)
         self.shares = self.data.shares()
         if on_divergence not in ("stop", "skip"):
             raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
@@ -242,7 +245,8 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
     method: a name of `METHODS` or a Method of your own.
     settings, with their defaults: rounds=400, local_steps=5, batch_size=10,
         client_optimizer=Adam(1e-3), keep_optimizer_state=True, eval_every=rounds // 20, seed=0,
-        device="auto", trainer="batched", loss=cross entropy (squared error for float targets),
+        device="auto", trainer="batched", precision="float32" (or "tf32", "bf16" on a GPU),
+        loss=cross entropy (squared error for float targets),
         memory_budget=bytes for the batched trainer, strict_horizon=False,
         on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).
 
@@ -271,8 +275,8 @@ def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, Purpose.INIT))
         if isinstance(model, str):
-            return models.build(model, data.x.shape[1:], data.classes)
-        made = model() if callable(model) else model.build(data.x.shape[1:], data.classes)
+            return models.build(model, data.input_shape(), data.classes)
+        made = model() if callable(model) else model.build(data.input_shape(), data.classes)
     if not isinstance(made, nn.Module):
         raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
     return made

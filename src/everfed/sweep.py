@@ -100,11 +100,12 @@ def run_all(
 ) -> list[StoredRun]:
     """Do what is still to do; returns all runs as stored, in the order given.
 
-    On a CPU one process a core; on a GPU one run after the other. A run that fails (it diverges)
+    On a CPU one process a core; on a GPU one run after the other, unless `jobs` says how many share
+    it. A run that fails (it diverges)
     does not end the others. Once `stop` says so, every run saves its state after its round.
     """
     on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
-    workers = 1 if on_gpu else min(jobs or len(os.sched_getaffinity(0)), len(runs))
+    workers = min(jobs or (1 if on_gpu else len(os.sched_getaffinity(0))), len(runs))
     options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers)}
     if workers == 1:
         for i, run in enumerate(runs):

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from everfed.cli import fleet, run, runs, sweep
+from everfed.cli import data, fleet, run, runs, sweep
 from everfed.errors import DivergenceError, InputError
 from everfed.store import StoreError
 
@@ -26,6 +26,7 @@ app.command("runs")(runs.runs)
 app.command("report")(runs.make_report)
 app.command("figure")(runs.make_figure)
 app.add_typer(runs.presets_app, name="presets")
+app.add_typer(data.data_app, name="data")
 app.command("plan")(fleet.plan)
 app.command("audit")(fleet.audit)
 

@@ -20,6 +20,7 @@ from everfed.data import DATASETS, SPLITS
 from everfed.energy import ARRIVALS
 from everfed.errors import InputError, unknown
 from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES, TRAINERS
+from everfed.learning.precision import PRECISIONS
 from everfed.methods import METHODS
 from everfed.trackers import TRACKERS
 
@@ -71,6 +72,7 @@ SHORT = (
     Short("--eval-every", "eval_every", int, "Evaluate every so many rounds; 0: 20 times in the run."),
     Short("--trainer", "trainer", str, f"{_names(TRAINERS)}; same results."),
     Short("--device", "device", str, "auto, cpu or cuda."),
+    Short("--precision", "precision", str, f"{_names(PRECISIONS)}; the last two on a GPU."),
     Short("--clients", "fleet.clients", int, "How many clients.", _FLEET),
     Short(
         "--cycles",
@@ -105,7 +107,7 @@ Quiet = Annotated[
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text (so does NO_COLOR=1).", rich_help_panel=_OUTPUT)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)]
-Jobs = Annotated[int, typer.Option(help="Runs side by side on a CPU; 0: one a core.")]
+Jobs = Annotated[int, typer.Option(help="Runs side by side; 0: one a core on a CPU, one at a time on a GPU.")]
 CheckpointEvery = Annotated[
     float, typer.Option(help="Seconds between checkpoints: the most work that a kill can cost.")
 ]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Ints
+from everfed.data.augment import Augment, Plain
 from everfed.errors import InputError, some
 
 
@@ -30,9 +31,14 @@ class FederatedData:
     test_y: npt.NDArray[Any]
     classes: int  # 0 for regression
     name: str = "arrays"
+    augment: Augment = Plain()
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a sample as a model sees it."""
+        return self.augment.shape(self.x.shape[1:])
 
     def sizes(self) -> Ints:
         """D_i: how many samples each client holds."""

@@ -6,6 +6,7 @@ step move all rows at once. Participants are trained in chunks that fit a memory
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from everfed.arrays import Ints
-from everfed.errors import InputError
+from everfed.errors import EverfedWarning, InputError
 from everfed.learning.dropout import counted_dropout
-from everfed.learning.local import ClientStates, Task, Trained, as_input
+from everfed.learning.local import ClientStates, Task, Trained
 from everfed.learning.optim import rate
+from everfed.learning.precision import autocast
 
 # Without a budget from the user: this part of the memory that is free, and on a CPU no more than
 # _CPU_CEILING, since larger chunks gain nothing there.
@@ -40,8 +42,30 @@ class Batched:
         self.chunk = max(1, _budget(task) // self.bytes_per_client)
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
-        for start in range(0, len(clients), self.chunk):
-            yield self._train_chunk(params, clients[start : start + self.chunk], round)
+        start = 0
+        while start < len(clients):
+            some = clients[start : start + self.chunk]
+            try:
+                trained = self._train_chunk(params, some, round)
+            except torch.cuda.OutOfMemoryError:
+                self._halve(len(some))
+                continue
+            yield trained
+            start += len(some)
+
+    def _halve(self, clients: int) -> None:
+        """Out of memory costs the chunk, not the run: nothing is kept of a chunk before it is done."""
+        if clients == 1:
+            raise InputError(
+                "one client's round does not fit into the device's memory; use a smaller batch or model."
+            ) from None
+        self.chunk = clients // 2
+        torch.cuda.empty_cache()
+        warnings.warn(
+            f"out of device memory with {clients} clients at once; going on with {self.chunk}.",
+            EverfedWarning,
+            stacklevel=2,
+        )
 
     def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
         task = self.task
@@ -55,7 +79,7 @@ class Batched:
             state = task.optimizer.init(len(clients), task.layout.size, params.device)
         total = torch.zeros(len(clients), device=params.device)
         for step in range(task.local_steps):
-            x, y = task.data.samples(numbers[:, step])
+            x, y = task.data.samples(numbers[:, step], who, first + step, task.seed)
             grads, losses = self._gradients(rows, x, y, who, first + step)
             task.optimizer.step(rows, grads, state, rate(task.optimizer, first + step, task.iterations))
             total += losses
@@ -72,8 +96,9 @@ class Batched:
         """
         rows = rows.detach().requires_grad_()
         try:
-            outputs = vmap(self._forward, in_dims=(0, 0, 0, None), randomness="error")(rows, x, who, iteration)
-            losses = self._losses(outputs, y)
+            with autocast(self.task.precision):
+                outputs = vmap(self._forward, in_dims=(0, 0, 0, None), randomness="error")(rows, x, who, iteration)
+            losses = self._losses(outputs.float(), y)
             (grads,) = torch.autograd.grad(losses.sum(), rows)
             return grads, losses.detach()
         except RuntimeError as error:
@@ -123,7 +148,7 @@ def _trial(task: Task) -> tuple[int, bool]:
     numbers = torch.zeros(task.batch_size, dtype=torch.int64, device=data.device)
     dropout = counted_dropout(task.seed, numbers[0], 0)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t), dropout:
-        task.loss(task.module(as_input(data.x[numbers])), data.y[numbers])
+        task.loss(task.module(data.inputs(task.batch_size)), data.y[numbers])
     state = task.optimizer.init(1, task.layout.size, data.device)
     state_bytes = sum(t.numel() * t.element_size() for t in state.values())
     # The backward pass holds gradients of activations while the saved ones are still there.

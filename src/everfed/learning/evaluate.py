@@ -16,7 +16,8 @@ from everfed.arrays import Floats
 from everfed.data.federated import FederatedData
 from everfed.energy.fleet import Fleet
 from everfed.learning.layout import Layout
-from everfed.learning.local import Loss, as_input
+from everfed.learning.local import Loss
+from everfed.learning.precision import autocast
 
 # Test samples per forward pass: bounds the memory of an evaluation.
 _BATCH = 2048
@@ -63,9 +64,17 @@ class Evaluator:
     """Evaluates flat parameters on a federation's test set."""
 
     def __init__(
-        self, module: nn.Module, layout: Layout, data: FederatedData, fleet: Fleet, loss: Loss, device: torch.device
+        self,
+        module: nn.Module,
+        layout: Layout,
+        data: FederatedData,
+        fleet: Fleet,
+        loss: Loss,
+        device: torch.device,
+        precision: str = "float32",
     ) -> None:
         self.module, self.layout, self.loss = module, layout, loss
+        self.augment, self.precision = data.augment, precision
         self.x, self.y = torch.as_tensor(data.test_x, device=device), torch.as_tensor(data.test_y, device=device)
         self.classes = data.classes
         self.mixes: dict[str, Floats] = {}
@@ -100,8 +109,9 @@ class Evaluator:
         training = self.module.training
         self.module.eval()
         try:
-            with torch.no_grad():
-                return torch.cat([functional_call(self.module, weights, (as_input(x),)) for x in self.x.split(_BATCH)])
+            with torch.no_grad(), autocast(self.precision):
+                inputs = (self.augment.evaluate(x) for x in self.x.split(_BATCH))
+                return torch.cat([functional_call(self.module, weights, (x,)) for x in inputs]).float()
         finally:
             self.module.train(training)
 

@@ -33,6 +33,7 @@ class Task:
     keep_state: bool  # each client's optimiser state survives from one of its rounds to its next
     rounds: int  # for schedules that need the horizon
     seed: int
+    precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
     memory_budget: int | None = None  # bytes the batched trainer may use; None: from what is free
 
     @property
@@ -75,6 +76,7 @@ class DeviceData:
         self.y = torch.as_tensor(data.y, device=device)
         self.order = torch.as_tensor(data.order, device=device)
         self.starts = torch.as_tensor(data.starts[:-1], device=device)
+        self.augment = data.augment
         self.sizes = torch.as_tensor(data.sizes(), device=device)
 
     def draw(self, clients: Tensor, first: int, steps: int, batch: int, seed: int) -> Tensor:
@@ -91,13 +93,24 @@ class DeviceData:
         within = (word * self.sizes[clients][:, None, None]) >> 32
         return self.order[self.starts[clients][:, None, None] + within]
 
-    def samples(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return as_input(self.x[numbers]), self.y[numbers]
+    def samples(self, numbers: Tensor, clients: Tensor, iteration: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of these samples [clients, batch], augmented on the device.
 
+        As with the draws, an image's crop depends on the seed, the client, the iteration and its
+        place in the batch alone.
+        """
+        images, labels = self.x[numbers], self.y[numbers]
+        if not self.augment.random:
+            return self.augment.evaluate(images), labels
+        place = torch.arange(numbers.shape[-1], device=self.device)
+        counter = torch.broadcast_tensors(torch.full_like(place, iteration), place, clients[:, None])
+        words = philox((*counter, int(Purpose.AUGMENT)), (seed & 0xFFFFFFFF, seed >> 32))
+        return self.augment.train(images, torch.stack(words, dim=-1)), labels
 
-def as_input(x: Tensor) -> Tensor:
-    """What a model sees: images stored as bytes become floats in [0, 1]."""
-    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+    def inputs(self, count: int) -> Tensor:
+        """A few samples as a model sees them, to try it on."""
+        numbers = torch.arange(count, device=self.device) % len(self.y)
+        return self.augment.evaluate(self.x[numbers])
 
 
 class ClientStates:

@@ -17,6 +17,7 @@ from everfed.arrays import Ints
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.local import Task, Trained
 from everfed.learning.optim import rate
+from everfed.learning.precision import autocast
 
 
 class OneByOne:
@@ -43,12 +44,13 @@ class OneByOne:
         numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)[0]
         losses = []
         for step in range(task.local_steps):
-            x, y = task.data.samples(numbers[step])
+            x, y = (t[0] for t in task.data.samples(numbers[None, step], who, first + step, task.seed))
             for group in optimizer.param_groups:
                 group["lr"] = rate(task.optimizer, first + step, task.iterations)
             optimizer.zero_grad()
-            with counted_dropout(task.seed, who[0], first + step):
-                loss = task.loss(module(x), y)
+            with counted_dropout(task.seed, who[0], first + step), autocast(task.precision):
+                outputs = module(x)
+            loss = task.loss(outputs.float(), y)
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())

