@@ -102,9 +102,18 @@ def digits():
 
 
 def task(module, data, optimizer, *, keep=True, rounds=4, steps=3, batch=6, seed=7, budget=None):
-    loss = F.cross_entropy if data.classes else F.mse_loss
     return Task(
-        module, Layout(module), DeviceData(data, CPU), loss, optimizer, steps, batch, keep, rounds, seed, budget
+        module=module,
+        layout=Layout(module),
+        data=DeviceData(data, CPU),
+        loss=F.cross_entropy if data.classes else F.mse_loss,
+        optimizer=optimizer,
+        local_steps=steps,
+        batch_size=batch,
+        keep_state=keep,
+        rounds=rounds,
+        seed=seed,
+        memory_budget=budget,
     )
 
 
@@ -391,6 +400,15 @@ def test_client_states_come_back_as_they_were_put_and_start_at_zero():
         new = torch.as_tensor(rng.normal(size=(7, 3)), dtype=torch.float32)
         states.scatter(clients, {"velocity": new})
         stored.update(zip(clients.tolist(), new, strict=True))
+
+
+def test_saved_client_states_do_not_change_afterwards():
+    states = ClientStates(ef.SGD(momentum=0.9), clients=5, size=2, device=CPU)
+    states.scatter(np.array([3]), {"velocity": torch.ones(1, 2)})
+    saved = states.state_dict()
+    states.scatter(np.array([3, 0]), {"velocity": torch.zeros(2, 2)})
+    assert saved["row_of"].tolist() == [-1, -1, -1, 0, -1]
+    assert saved["velocity"].tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -96,7 +96,7 @@ def test_a_memory_budget_changes_nothing_but_rounding(budget, digits, fleet):
 
 
 def test_a_module_is_the_start_and_is_left_unchanged(digits, fleet):
-    module = ef.build("mlp", (1, 8, 8), 10)
+    module = ef.build("mlp", (1, 8, 8), 10).eval()
     before = copy.deepcopy(module.state_dict())
     run = ef.Simulation(module, digits, fleet, **settings())
     assert same_params(run.params, before)
@@ -104,6 +104,7 @@ def test_a_module_is_the_start_and_is_left_unchanged(digits, fleet):
     assert not same_params(run.params, before)
     assert same_params(module.state_dict(), before)
     assert all(p.grad is None for p in module.parameters())
+    assert not any(layer.training for layer in module.modules())
 
 
 def test_a_module_keeps_its_weights_whatever_the_seed(digits, fleet):

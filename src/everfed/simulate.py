@@ -141,7 +141,7 @@ class Simulation:
         self.flat = self.layout.flatten(self.module)
         task = Task(
             self.module, self.layout, device_data, loss, client_optimizer or Adam(1e-3), local_steps, batch_size,
-            keep_optimizer_state, rounds, int(seed), precision, memory_budget,
+            keep_optimizer_state, rounds, int(seed), memory_budget, precision,
         )  # fmt: skip
         self.trainer = lookup(TRAINERS, trainer, "trainer")(task)
         self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device, precision)

@@ -33,8 +33,8 @@ class Task:
     keep_state: bool  # each client's optimiser state survives from one of its rounds to its next
     rounds: int  # for schedules that need the horizon
     seed: int
-    precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
     memory_budget: int | None = None  # bytes the batched trainer may use; None: from what is free
+    precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
 
     @property
     def iterations(self) -> int:
