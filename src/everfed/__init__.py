@@ -10,7 +10,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from everfed.data import DATASETS, SPLITS, FederatedData, from_arrays, load
+from everfed.data import AUGMENTS, DATASETS, SPLITS, FederatedData, from_arrays, load
 from everfed.energy import ARRIVALS, Books, Fleet
 from everfed.errors import DivergenceError, EverfedWarning, InputError, MissingExtraError
 from everfed.experiment import Experiment
@@ -62,6 +62,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ARRIVALS",
+    "AUGMENTS",
     "DATASETS",
     "METHODS",
     "MODELS",
