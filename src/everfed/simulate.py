@@ -113,7 +113,7 @@ class Simulation:
         keep_optimizer_state: bool = True,
         eval_every: int | None = None,
         seed: int = 0,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         trainer: str = "batched",
         precision: str = "float32",
         loss: Loss | None = None,
@@ -128,15 +128,18 @@ class Simulation:
         _check_sizes(self.data, fleet, rounds, local_steps, batch_size)
         check_seed(seed)
         self.eval_every = max(1, rounds // 20) if eval_every is None else eval_every
-        if self.eval_every < 1:
-            raise InputError(f"eval_every is {eval_every}; evaluate every 1 or more rounds.")
-        if memory_budget is not None and memory_budget < 1:
-            raise InputError(f"memory_budget is {memory_budget}; it must be a positive number of bytes.")
+        check_count("eval_every", self.eval_every)
+        if memory_budget is not None:
+            check_count("memory_budget", memory_budget)
+        if client_optimizer is not None and not hasattr(client_optimizer, "as_torch"):
+            raise InputError(f"client_optimizer is {client_optimizer!r}; it must be a value such as SGD(0.1).")
         loss = loss or (F.cross_entropy if self.data.classes else F.mse_loss)
         self.module = _instance(model, self.data, seed).to(self.device)
         models.check(self.module)
         device_data = DeviceData(self.data, self.device)
         models.check_fits(self.module, device_data.inputs(2), self.data.classes)
+        if loss is F.mse_loss:
+            models.check_targets(self.module, device_data.inputs(2), device_data.y[:2])
         self.layout = Layout(self.module)
         self.flat = self.layout.flatten(self.module)
         task = Task(
@@ -231,9 +234,8 @@ class Simulation:
     @property
     def params(self) -> dict[str, Tensor]:
         """The server's model now, as a state_dict on the CPU (buffers and frozen parameters included)."""
-        state = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
-        state.update(self.layout.unflatten(self.flat))
-        return {name: value.detach().cpu().clone() for name, value in state.items()}
+        self.layout.load(self.flat, self.module)  # through the module, so that tied weights stay tied
+        return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
 
 
 def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "algorithm1", **settings: Any) -> History:
@@ -249,6 +251,8 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
         loss=cross entropy (squared error for float targets),
         memory_budget=bytes for the batched trainer, strict_horizon=False,
         on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).
+        A loss of your own takes (outputs, targets) and returns a scalar; the metrics of a
+        classification still report cross entropy, so that runs can be compared.
 
     To watch a run, or to stop it early, iterate over `Simulation` with the same arguments.
     """
@@ -257,8 +261,9 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
     return History(records, run.params)
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str | torch.device) -> torch.device:
     """auto takes a GPU if there is one; cuda asked for and absent is an error."""
+    name = str(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name != "cpu" and not name.startswith("cuda"):
@@ -274,20 +279,30 @@ def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
         return copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, Purpose.INIT))
+        if data.classes == 0 and (isinstance(model, str) or not callable(model)):
+            raise InputError("the built-in models are for classification; for float targets give a torch.nn.Module.")
         if isinstance(model, str):
             return models.build(model, data.input_shape(), data.classes)
+        if not callable(model) and not hasattr(model, "build"):
+            raise InputError(f"the model is {model!r}; give a module, a function that makes one, or a name.")
         made = model() if callable(model) else model.build(data.input_shape(), data.classes)
     if not isinstance(made, nn.Module):
         raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
     return made
 
 
+def check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+
+
 def _check_sizes(data: FederatedData, fleet: Fleet, rounds: int, local_steps: int, batch_size: int) -> None:
+    if not isinstance(fleet, Fleet):
+        raise InputError(f"the fleet is a {type(fleet).__name__}; make one with Fleet.from_cycles.")
     if len(data) != len(fleet):
         raise InputError(f"the data have {len(data)} clients and the fleet {len(fleet)}; they must be the same.")
     for name, value in (("rounds", rounds), ("local_steps", local_steps), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+        check_count(name, value)
     if rounds * local_steps >= 2**32:
         raise InputError(f"rounds x local_steps is {rounds * local_steps}; it must stay below 2**32.")
     small = np.flatnonzero(data.sizes() < batch_size)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.data.augment import Augment, Plain
-from everfed.data.federated import FederatedData, checked
+from everfed.data.federated import FederatedData, check_labels, checked
 from everfed.data.partition import SPLITS, Split, arrange
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup, unknown
@@ -46,6 +46,7 @@ class Dataset:
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
         """The same with a split as a value, such as ByEnergy(strength=0.5)."""
         check_seed(seed)
+        check_labels(self.y, self.classes, "training")
         if not isinstance(clients, int | np.integer) or clients < 1:
             raise InputError(f"clients is {clients!r}; a split needs a whole number of at least 1.")
         if fleet is not None and len(fleet) != clients:

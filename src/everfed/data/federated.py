@@ -77,15 +77,26 @@ def from_arrays(
     empty = [i for i, (x, _) in enumerate(pairs) if len(x) == 0]
     if empty:
         raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
-    shapes = {x.shape[1:] for x, _ in pairs}
-    if len(shapes) > 1:
-        raise InputError(f"clients hold samples of different shapes: {some(sorted(map(str, shapes)))}.")
+    test_pair = _pair(test, "the test set") if test is not None else None
+    _check_alike(pairs if test_pair is None else [*pairs, test_pair])
     x = np.concatenate([x for x, _ in pairs])
     y = np.concatenate([y for _, y in pairs])
     starts = np.concatenate([[0], np.cumsum([len(x) for x, _ in pairs])])
-    test_x, test_y = _pair(test, "the test set") if test is not None else (x[:0], y[:0])
+    test_x, test_y = test_pair or (x[:0], y[:0])
     classes = 0 if y.dtype.kind == "f" else int(max(y.max(), test_y.max(initial=0))) + 1
     return checked(FederatedData(x, y, np.arange(len(x)), starts, test_x, test_y, classes, name))
+
+
+def _check_alike(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
+    """All clients, and the test set, hold the same kind of samples and of labels."""
+    for what, seen in (
+        ("samples of different shapes", {str(x.shape[1:]) for x, _ in pairs}),
+        ("samples of different types (bytes are scaled, floats are not)", {str(x.dtype) for x, _ in pairs}),
+        ("labels of different types (whole numbers are classes, floats are targets)", {str(y.dtype) for _, y in pairs}),
+        ("labels of different shapes", {str(y.shape[1:]) for _, y in pairs}),
+    ):
+        if len(seen) > 1:
+            raise InputError(f"clients, or clients and test set, hold {what}: {some(sorted(seen))}.")
 
 
 def checked(data: FederatedData) -> FederatedData:
@@ -95,12 +106,7 @@ def checked(data: FederatedData) -> FederatedData:
             bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
             raise InputError(f"{where} sample {some(bad)} contains NaN or infinite values; clean the data first.")
         if data.classes:
-            bad = np.flatnonzero((y < 0) | (y >= data.classes))
-            if len(bad):
-                raise InputError(
-                    f"the label of {where} sample {some(bad)} is {y[bad[0]]}; "
-                    f"labels of {data.classes} classes run from 0 to {data.classes - 1}."
-                )
+            check_labels(y, data.classes, where)
         elif not np.isfinite(y).all():
             bad = np.flatnonzero(~np.isfinite(y.reshape(len(y), -1)).all(axis=1))
             raise InputError(f"the target of {where} sample {some(bad)} is NaN or infinite.")
@@ -108,6 +114,17 @@ def checked(data: FederatedData) -> FederatedData:
     if len(empty):
         raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
     return data
+
+
+def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
+    if y.ndim != 1:
+        raise InputError(f"the {where} labels have shape {y.shape}; give one class number a sample, not one-hot rows.")
+    bad = np.flatnonzero((y < 0) | (y >= classes))
+    if len(bad):
+        raise InputError(
+            f"the label of {where} sample {some(bad)} is {y[bad[0]]}; "
+            f"labels of {classes} classes run from 0 to {classes - 1}."
+        )
 
 
 def _pair(pair: tuple[Any, Any], whose: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -47,8 +47,10 @@ class Dirichlet:
     per: str = "client"
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise InputError(f"alpha is {self.alpha}; a Dirichlet split needs a positive alpha (small is more skewed).")
+        if not 0 < self.alpha <= 1e6:
+            raise InputError(
+                f"alpha is {self.alpha}; a Dirichlet split needs a positive alpha up to 1e6 (small is more skewed)."
+            )
         if self.per not in ("client", "energy-group"):
             raise InputError(f"per is '{self.per}'; a Dirichlet split is per 'client' or per 'energy-group'.")
 

@@ -102,7 +102,7 @@ class Batched:
             (grads,) = torch.autograd.grad(losses.sum(), rows)
             return grads, losses.detach()
         except RuntimeError as error:
-            if "vmap" not in str(error):
+            if "vmap" not in str(error) and "atching rule" not in str(error):
                 raise
             reason = str(error).strip().splitlines()[0]
             raise InputError(

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from everfed.random import Purpose, philox
 
 # How many leading dimensions one mask value covers: dropout drops elements, dropoutNd whole channels.
-_ELEMENTWISE = {F.dropout}
+_ELEMENTWISE = {F.dropout, torch.dropout}
 _CHANNELWISE = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 
 
@@ -39,9 +39,15 @@ class counted_dropout(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _drop(
-        self, func: Callable[..., Any], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        self,
+        func: Callable[..., Any],
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        train: bool = True,  # torch.dropout's name for `training`
     ) -> Tensor:
-        if not training or p == 0.0:
+        if not (training and train) or p == 0.0:
             return input
         if p >= 1.0:
             return input * 0.0

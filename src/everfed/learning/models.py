@@ -114,8 +114,8 @@ def check(module: nn.Module) -> None:
                 f"{where} keeps running statistics, which scaled updates would corrupt (a variance can turn "
                 "negative); use nn.GroupNorm instead."
             )
-        random_attention = isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0
-        if random_attention or isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
+        inner_dropout = isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0
+        if inner_dropout or isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
             raise InputError(
                 f"{where} draws its own random numbers, which would not be repeatable; use nn.Dropout, "
                 "or set the layer's dropout to 0."
@@ -144,6 +144,17 @@ def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
         raise InputError(
             f"the model gives outputs of shape {tuple(out.shape)} for {len(sample)} samples; "
             f"for {classes} classes it must be ({len(sample)}, {classes})."
+        )
+
+
+def check_targets(module: nn.Module, sample: Tensor, targets: Tensor) -> None:
+    """Squared error broadcasts silently, (n, 1) against (n) to (n, n): refuse shapes that differ."""
+    with torch.no_grad():
+        out = module(sample)
+    if out.shape != targets.shape:
+        raise InputError(
+            f"the model gives outputs of shape {tuple(out.shape)} for targets of shape {tuple(targets.shape)}; "
+            "for a squared error both must be the same."
         )
 
 

@@ -1,0 +1,120 @@
+"""Corners where a wrong result would be silent, and mistakes that should be told early."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import everfed as ef
+from everfed.data import Dataset
+from everfed.errors import InputError
+
+FLEET = ef.Fleet.from_cycles([1, 1])
+SETTINGS = {"rounds": 2, "local_steps": 2, "batch_size": 4, "device": "cpu", "client_optimizer": ef.SGD(0.1)}
+
+
+def points(n: int = 12):
+    x = np.random.default_rng(0).normal(size=(n, 3)).astype(np.float32)
+    return x, (x.sum(axis=1) > 0).astype(int)
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+
+@pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
+def test_tied_weights_are_trained_and_stay_tied(trainer):
+    torch.manual_seed(0)
+    model = Tied()
+    history = ef.simulate(model, [points()] * 2, FLEET, "fedavg", trainer=trainer, **SETTINGS)
+    assert torch.equal(history.params["a.weight"], history.params["b.weight"])
+    assert not torch.equal(history.params["a.weight"], model.a.weight)
+
+
+def test_a_layer_without_a_batching_rule_points_to_the_other_trainer():
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.out = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.out(self.cell(x[..., None])[0][:, -1])
+
+    with pytest.raises(InputError, match="one-by-one"):
+        ef.simulate(Recurrent, [points()] * 2, FLEET, **SETTINGS)
+    ef.simulate(Recurrent, [points()] * 2, FLEET, trainer="one-by-one", **SETTINGS)
+
+
+def test_dropout_inside_recurrent_layers_is_refused():
+    with pytest.raises(InputError, match="draws its own random numbers"):
+        ef.simulate(nn.Sequential(nn.GRU(3, 4, num_layers=2, dropout=0.5)), [points()] * 2, FLEET, **SETTINGS)
+
+
+def test_the_plain_function_torch_dropout_is_repeatable_too():
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.out(torch.dropout(x, 0.5, self.training))
+
+    one, two, batched = (
+        ef.simulate(Plain, [points()] * 2, FLEET, trainer=t, **SETTINGS)
+        for t in ("one-by-one", "one-by-one", "batched")
+    )
+    assert torch.equal(one.params["out.weight"], two.params["out.weight"])
+    torch.testing.assert_close(one.params["out.weight"], batched.params["out.weight"])
+
+
+def classified(labels):
+    x = np.zeros((len(labels), 2), np.float32)
+    return Dataset("mine", x, np.asarray(labels), x, np.zeros(len(labels), np.int64), 2)
+
+
+x, y = points()
+WRONG = {
+    "a squared error that would broadcast": (
+        lambda: ef.simulate(nn.Linear(3, 1), [(x, y.astype(float))] * 2, FLEET, **SETTINGS), "both must be the same"),
+    "a named model for float targets": (
+        lambda: ef.simulate("mlp", [(x, y.astype(float))] * 2, FLEET, **SETTINGS), "for classification"),
+    "negative labels in a data set": (
+        lambda: classified([0, -1, 1, 0]).partition(2, "dirichlet"), "run from 0 to 1"),
+    "an endless alpha": (lambda: ef.load("digits").partition(2, "dirichlet", alpha=np.inf), "up to 1e6"),
+    "bytes here and floats there": (
+        lambda: ef.from_arrays([(np.zeros((2, 3), np.uint8), [0, 1]), (np.zeros((2, 3)), [0, 1])]), "different types"),
+    "a test set of other samples": (
+        lambda: ef.from_arrays([(x, y)], test=(x[:, :2], y)), "different shapes"),
+    "class numbers and float test labels": (
+        lambda: ef.from_arrays([(x, y)], test=(x, y.astype(float))), "labels of different types"),
+    "one-hot labels": (lambda: ef.from_arrays([(x, np.eye(2, dtype=int)[y])]), "not one-hot rows"),
+    "a list as a fleet": (lambda: ef.simulate("mlp", [(x, y)] * 2, [1, 1], **SETTINGS), "Fleet.from_cycles"),
+    "an optimiser by name": (
+        lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client_optimizer="sgd"), "such as SGD"),
+    "no model": (lambda: ef.simulate(None, [(x, y)] * 2, FLEET, **SETTINGS), "give a module"),
+    "half an evaluation": (lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, eval_every=2.5, **SETTINGS), "eval_every"),
+    "a fraction of a byte": (
+        lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, memory_budget=1e9, **SETTINGS), "memory_budget"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_mistakes_are_told_before_any_training(mistake):
+    make, told = WRONG[mistake]
+    with pytest.raises(InputError, match=told):
+        make()
+
+
+def test_a_torch_device_is_as_good_as_its_name():
+    settings = {**SETTINGS, "device": torch.device("cpu")}
+    assert ef.simulate("mlp", [points()] * 2, FLEET, **settings).participations == 4
