@@ -46,7 +46,7 @@ unit: $(DEV) browser
 
 # The report's tests open it in a real browser. Without one they are skipped, and say so.
 browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
 		apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
 		echo "no Chromium here: the tests that open the report in a browser will be skipped"

@@ -298,9 +298,10 @@ def test_cuda_asked_for_and_absent(everfed):
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    result = everfed("run", "--device", "cuda")
-    assert result.code == 2
-    assert "sees no GPU" in result.err
+    for command in ("run", "compare", "sweep", "plan", "audit"):
+        result = everfed(command, "--device", "cuda")
+        assert result.code == 2
+        assert "sees no GPU" in result.err
 
 
 def test_debug_shows_the_traceback():

@@ -21,6 +21,7 @@ from everfed.experiment import Experiment
 from everfed.scheduling import Audit, PlanStep
 from everfed.scheduling import audit as run_audit
 from everfed.scheduling import plan as make_plan
+from everfed.simulate import resolve_device
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
@@ -158,4 +159,6 @@ def _fleet_table(result: Audit) -> Table:
 def _experiment(raw: dict[str, Any], method: str | None) -> Experiment:
     if method is not None:
         config.change(raw, "method", method)
-    return config.from_dict(raw)
+    experiment = config.from_dict(raw)
+    resolve_device(experiment.device)
+    return experiment
