@@ -118,3 +118,14 @@ def test_mistakes_are_told_before_any_training(mistake):
 def test_a_torch_device_is_as_good_as_its_name():
     settings = {**SETTINGS, "device": torch.device("cpu")}
     assert ef.simulate("mlp", [points()] * 2, FLEET, **settings).participations == 4
+
+
+def test_lazy_layers_start_from_the_seed_too():
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+
+    torch.manual_seed(1)
+    one = ef.Simulation(lazy, [points()] * 2, FLEET, **SETTINGS).params
+    torch.manual_seed(2)
+    two = ef.Simulation(lazy, [points()] * 2, FLEET, **SETTINGS).params
+    assert torch.equal(one["1.weight"], two["1.weight"])

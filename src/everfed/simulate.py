@@ -286,8 +286,10 @@ def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
         if not callable(model) and not hasattr(model, "build"):
             raise InputError(f"the model is {model!r}; give a module, a function that makes one, or a name.")
         made = model() if callable(model) else model.build(data.input_shape(), data.classes)
-    if not isinstance(made, nn.Module):
-        raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
+        if not isinstance(made, nn.Module):
+            raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
+        if any(isinstance(p, nn.UninitializedParameter) for p in made.parameters()):
+            made(torch.zeros(1, *data.input_shape()))  # lazy layers get their weights now, under the seed
     return made
 
 
