@@ -4,8 +4,8 @@
     python experiments/paper_cifar10.py controls  # controls A-E, with and without augmentation
     python experiments/paper_cifar10.py grid      # greedy and wait-for-all over batch and learning rate
 
-Runs land in everfed-out/paper/<part>/runs and are resumed or skipped when started again. --bf16 (the default)
-needs a GPU; --jobs runs share it.
+Runs land in everfed-out/paper/<part>/runs and are resumed or skipped when started again. The default
+precision, bf16, needs a GPU; --jobs runs share it.
 """
 
 from __future__ import annotations
