@@ -101,7 +101,7 @@ class Experiment:
     eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
     seed: int = 0
     device: str = "auto"
-    trainer: str = "batched"
+    trainer: str = "auto"
     precision: str = "float32"
 
     def __post_init__(self) -> None:

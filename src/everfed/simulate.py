@@ -6,6 +6,7 @@ Progress bars, early stopping and storage are consumers of the iterator, not cal
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +115,7 @@ class Simulation:
         eval_every: int | None = None,
         seed: int = 0,
         device: str | torch.device = "auto",
-        trainer: str = "batched",
+        trainer: str = "auto",
         precision: str = "float32",
         loss: Loss | None = None,
         memory_budget: int | None = None,
@@ -175,39 +176,44 @@ class Simulation:
         update = torch.zeros_like(self.flat)
         losses, finite, done = [], [], 0
         for trained in self.trainer.train(self.flat, step.clients, step.round):
-            coefficients = torch.as_tensor(weights[done : done + len(trained.clients)], dtype=torch.float32)
-            good = torch.isfinite(trained.deltas.abs().amax(dim=1)) & torch.isfinite(trained.losses)
-            if self.skips:
-                trained.deltas[~good] = 0.0
-            update += coefficients.to(self.device) @ trained.deltas
+            part, good = trained.weighed(weights[done : done + len(trained.clients)], skip=self.skips)
+            update += part
             losses.append(trained.losses)
             finite.append(good)
             done += len(trained.clients)
-        dropped = self._non_finite(step, update, finite)
-        self.flat = self.flat + update
-        kept = torch.cat(losses)[torch.cat(finite)] if losses else torch.empty(0)
+        flat = self.flat + update
+        lost, good = (torch.cat(x) if x else torch.empty(0, device=self.device) for x in (losses, finite))
+        kept = torch.where(good.bool(), lost, 0.0).sum()
+        # One transfer for all numbers of a round: each would wait for the device.
+        numbers = torch.stack([update.norm(), flat.norm(), kept, good.sum().to(kept.dtype)])
+        length, overflow, loss, count = numbers.tolist()
+        dropped = self._non_finite(step, math.isfinite(overflow), good if count < len(step.clients) else None)
+        self.flat = flat
         return RoundRecord(
             step.round,
             step.clients,
             step.scales,
             float(weights.sum()),
             step.energy,
-            float(update.norm()),
-            float(kept.mean()) if len(kept) else None,
+            length,
+            loss / count if count else None,
             None,
             0.0,
             dropped,
         )
 
-    def _non_finite(self, step: PlanStep, update: Tensor, finite: list[Tensor]) -> tuple[int, ...]:
-        """The participants whose updates are not finite; unless they are to be skipped, the run ends."""
-        bad = tuple(step.clients[~torch.cat(finite).cpu().numpy()].tolist()) if finite else ()
+    def _non_finite(self, step: PlanStep, fits: bool, good: Tensor | None) -> tuple[int, ...]:
+        """The participants whose updates are not finite; unless they are to be skipped, the run ends.
+
+        fits: the server's parameters are finite; good: which participants' are, None if all.
+        """
+        bad = () if good is None else tuple(step.clients[~good.cpu().numpy()].tolist())
         if bad and not self.skips:
             raise DivergenceError(
                 f"training diverged in round {step.round}: the updates of client {some(bad)} are not finite. "
                 "Lower the learning rate, or drop such updates with on_divergence='skip'."
             )
-        if not torch.isfinite((self.flat + update).norm()):
+        if not fits:
             raise DivergenceError(
                 f"training diverged in round {step.round}: the server's parameters overflow, "
                 f"though every update is finite (clients {some(step.clients)}). Lower the learning rate."
@@ -247,7 +253,7 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
     method: a name of `METHODS` or a Method of your own.
     settings, with their defaults: rounds=400, local_steps=5, batch_size=10,
         client_optimizer=Adam(1e-3), keep_optimizer_state=True, eval_every=rounds // 20, seed=0,
-        device="auto", trainer="batched", precision="float32" (or "tf32", "bf16" on a GPU),
+        device="auto", trainer="auto", precision="float32" (or "tf32", "bf16" on a GPU),
         loss=cross entropy (squared error for float targets),
         memory_budget=bytes for the batched trainer, strict_horizon=False,
         on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).

@@ -1,5 +1,8 @@
 """What a participant does with a round, and what the server does with the answers."""
 
+from collections.abc import Callable
+
+from everfed.learning import choose
 from everfed.learning.batched import Batched
 from everfed.learning.evaluate import Metrics
 from everfed.learning.local import Task, Trained, Trainer
@@ -8,7 +11,12 @@ from everfed.learning.one_by_one import OneByOne
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, Constant, Cosine, InverseTime
 from everfed.learning.server import SERVER_RULES, Normalized, ServerRule, Sum
 
-TRAINERS: dict[str, type[Trainer]] = {"batched": Batched, "one-by-one": OneByOne}
+TRAINERS: dict[str, Callable[[Task], Trainer]] = {
+    "auto": choose.auto,
+    "kernels": choose.kernels,
+    "batched": Batched,
+    "one-by-one": OneByOne,
+}
 
 __all__ = [
     "MODELS",

@@ -17,14 +17,10 @@ from torch.func import functional_call, vmap
 from everfed.arrays import Ints
 from everfed.errors import EverfedWarning, InputError
 from everfed.learning.dropout import counted_dropout
-from everfed.learning.local import ClientStates, Task, Trained
+from everfed.learning.local import ClientStates, PlainTrained, Task, Trained
+from everfed.learning.memory import budget
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
-
-# Without a budget from the user: this part of the memory that is free, and on a CPU no more than
-# _CPU_CEILING, since larger chunks gain nothing there.
-_PART_OF_FREE = 0.5
-_CPU_CEILING = 2 << 30
 
 # Matrices of one row a client that live at once besides the optimiser's state: parameters,
 # gradients, the parts they are concatenated from, and the optimiser's temporaries.
@@ -34,12 +30,18 @@ _WORKING_COPIES = 6
 class Batched:
     """Trains participants in chunks of many clients at once."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, task: Task, reason: str = "") -> None:
+        """reason: why the task has no faster trainer."""
+        self.task, self.reason = task, reason
         self.module = task.module.train()
         self.states = ClientStates(task.optimizer, len(task.data.sizes), task.layout.size, task.data.device)
         self.bytes_per_client, self.drops = _trial(task)
-        self.chunk = max(1, _budget(task) // self.bytes_per_client)
+        self.chunk = max(1, budget(task) // self.bytes_per_client)
+
+    def explain(self) -> list[str]:
+        return [
+            "the whole model: batched over clients by torch.func" + (f", since {self.reason}" if self.reason else "")
+        ]
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
         start = 0
@@ -85,7 +87,7 @@ class Batched:
             total += losses
         if task.keep_state:
             self.states.scatter(clients, state)
-        return Trained(clients, rows.sub_(params), total / task.local_steps)
+        return PlainTrained(clients, rows.sub_(params), total / task.local_steps)
 
     def _gradients(self, rows: Tensor, x: Tensor, y: Tensor, who: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
         """Each client's gradient [C, parameters] and minibatch loss [C].
@@ -154,24 +156,3 @@ def _trial(task: Task) -> tuple[int, bool]:
     # The backward pass holds gradients of activations while the saved ones are still there.
     size = 4 * task.layout.size * _WORKING_COPIES + state_bytes + 2 * sum(saved.values())
     return size, dropout.calls > 0
-
-
-def _budget(task: Task) -> int:
-    if task.memory_budget is not None:
-        return task.memory_budget
-    if task.data.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(task.data.device)
-        return int(free * _PART_OF_FREE)
-    return min(int(_free_memory() * _PART_OF_FREE), _CPU_CEILING)
-
-
-def _free_memory() -> int:
-    """Bytes of main memory that are available, or the CPU ceiling where nobody tells."""
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 2 * _CPU_CEILING

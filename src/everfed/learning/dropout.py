@@ -25,11 +25,11 @@ _CHANNELWISE = {F.dropout1d: 1, F.dropout2d: 2, F.dropout3d: 3}
 class counted_dropout(TorchFunctionMode):
     """Replace torch's dropout for one forward pass of one client (a scalar tensor, maybe vmapped)."""
 
-    def __init__(self, seed: int, client: Tensor, step: int) -> None:
+    def __init__(self, seed: int, client: Tensor, step: int | Tensor, calls: int = 0) -> None:
         super().__init__()
         self.key = (seed & 0xFFFFFFFF, seed >> 32)
         self.client, self.step = client, step
-        self.calls = 0
+        self.calls = calls  # dropout calls so far in this pass; not 0 for the later part of a model
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -65,6 +65,6 @@ class counted_dropout(TorchFunctionMode):
         # Each layer's call takes a block range of its own: the layer number fills the upper bits.
         block = torch.arange((count + 3) // 4, device=device) + (self.calls << 26)
         self.calls += 1
-        counter = (torch.full_like(block, self.step), block, self.client.expand(block.shape), int(Purpose.DROPOUT))
+        counter = (torch.zeros_like(block) + self.step, block, self.client.expand(block.shape), int(Purpose.DROPOUT))
         words = torch.stack(philox(counter, self.key), dim=-1).reshape(-1)[:count]
         return (words.to(torch.float32) * 2.0**-32).reshape(shape)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from everfed.arrays import Ints
+from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData
 from everfed.learning.layout import Layout
 from everfed.learning.optim import Optimizer, State
@@ -41,13 +41,40 @@ class Task:
         return self.rounds * self.local_steps
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Some participants' results. Chunks arrive in the order the participants were given."""
+class Trained(Protocol):
+    """Some participants' results. Chunks arrive in the order the participants were given.
+
+    A chunk is good until the next one is asked for: the buffers behind it may be used again.
+    """
 
     clients: Ints  # [C]
-    deltas: Tensor  # [C, parameters]: local parameters minus the server's
     losses: Tensor  # [C]: mean minibatch loss over the local steps
+
+    @property
+    def deltas(self) -> Tensor:
+        """[C, parameters]: local parameters minus the server's."""
+        ...
+
+    def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
+        """(sum of coefficient * delta, [C] which participants' results are finite).
+
+        skip: results that are not finite add nothing; otherwise the sum is not finite either.
+        """
+        ...
+
+
+class PlainTrained:
+    """Results as a matrix of updates, one row a participant."""
+
+    def __init__(self, clients: Ints, deltas: Tensor, losses: Tensor) -> None:
+        self.clients, self.deltas, self.losses = clients, deltas, losses
+
+    def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
+        finite = torch.isfinite(self.deltas.abs().amax(dim=1)) & torch.isfinite(self.losses)
+        if skip:
+            self.deltas[~finite] = 0.0
+        weights = torch.as_tensor(coefficients, dtype=torch.float32).to(self.deltas.device)
+        return weights @ self.deltas, finite
 
 
 class Trainer(Protocol):
@@ -56,7 +83,9 @@ class Trainer(Protocol):
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
 
-    def __init__(self, task: Task) -> None: ...
+    def explain(self) -> list[str]:
+        """How the model is trained and why so, one line a part."""
+        ...
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...
 
@@ -79,13 +108,13 @@ class DeviceData:
         self.augment = data.augment
         self.sizes = torch.as_tensor(data.sizes(), device=device)
 
-    def draw(self, clients: Tensor, first: int, steps: int, batch: int, seed: int) -> Tensor:
+    def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
         """Sample numbers [clients, steps, batch], drawn uniformly with replacement.
 
         A draw depends on the seed, the client and the local iteration alone, so all methods
         compared under one seed meet the same minibatches, on any device.
         """
-        iteration = torch.arange(first, first + steps, device=self.device)[None, :, None]
+        iteration = (first + torch.arange(steps, device=self.device))[None, :, None]
         block = torch.arange((batch + 3) // 4, device=self.device)
         counter = torch.broadcast_tensors(iteration, block, clients[:, None, None])
         words = philox((*counter, int(Purpose.BATCH)), (seed & 0xFFFFFFFF, seed >> 32))
@@ -93,7 +122,7 @@ class DeviceData:
         within = (word * self.sizes[clients][:, None, None]) >> 32
         return self.order[self.starts[clients][:, None, None] + within]
 
-    def samples(self, numbers: Tensor, clients: Tensor, iteration: int, seed: int) -> tuple[Tensor, Tensor]:
+    def samples(self, numbers: Tensor, clients: Tensor, iteration: int | Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of these samples [clients, batch], augmented on the device.
 
         As with the draws, an image's crop depends on the seed, the client, the iteration and its
@@ -103,7 +132,7 @@ class DeviceData:
         if not self.augment.random:
             return self.augment.evaluate(images), labels
         place = torch.arange(numbers.shape[-1], device=self.device)
-        counter = torch.broadcast_tensors(torch.full_like(place, iteration), place, clients[:, None])
+        counter = torch.broadcast_tensors(torch.zeros_like(place) + iteration, place, clients[:, None])
         words = philox((*counter, int(Purpose.AUGMENT)), (seed & 0xFFFFFFFF, seed >> 32))
         return self.augment.train(images, torch.stack(words, dim=-1)), labels
 

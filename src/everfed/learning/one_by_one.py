@@ -15,7 +15,7 @@ from torch import Tensor
 
 from everfed.arrays import Ints
 from everfed.learning.dropout import counted_dropout
-from everfed.learning.local import Task, Trained
+from everfed.learning.local import PlainTrained, Task, Trained
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
 
@@ -28,10 +28,13 @@ class OneByOne:
         self.module = copy.deepcopy(task.module).train()
         self.states: dict[int, dict[str, Any]] = {}
 
+    def explain(self) -> list[str]:
+        return ["the whole model: one client at a time by torch, as asked for"]
+
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
         for client in clients.tolist():
             delta, loss = self._train_one(params, client, round)
-            yield Trained(clients[clients == client], delta[None], loss[None])
+            yield PlainTrained(clients[clients == client], delta[None], loss[None])
 
     def _train_one(self, params: Tensor, client: int, round: int) -> tuple[Tensor, Tensor]:
         task, module = self.task, self.module

@@ -1,0 +1,1 @@
+"""Triton kernels that train many clients side by side, each with weights of its own."""

@@ -1,0 +1,49 @@
+"""How kernels are started: at once, or first listed, so that all can be compiled at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from triton import knobs
+
+Call = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
+
+_listed: list[Call] | None = None
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU: slow, for tests (TRITON_INTERPRET=1)."""
+    return bool(knobs.runtime.interpret)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Start a kernel over a grid of programs."""
+    if _listed is not None:
+        _listed.append((kernel, grid, args, meta))
+    else:
+        kernel[grid](*args, **meta)
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Kernels started in this block are not run but compiled, all at once, into Triton's cache.
+
+    One after another, compiling a model's kernels would take most of a short run.
+    """
+    global _listed
+    _listed = calls = []
+    try:
+        yield
+    finally:
+        _listed = None
+    if interpreted():  # nothing to compile
+        return
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool, AsyncCompileMode(pool):
+        for kernel, grid, args, meta in calls:
+            kernel.warmup(*args, grid=grid, **meta)

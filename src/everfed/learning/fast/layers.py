@@ -1,0 +1,360 @@
+"""The layers that kernels exist for: what each launches forward and backward.
+
+A layer reads its source's data and writes its result's; backward it reads the result's gradient and
+writes the source's, and the gradient of its own parameters, which the optimiser's kernel consumes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from everfed.learning.fast.kernels import gemm, pointwise, pooling
+from everfed.learning.fast.launch import launch
+from everfed.learning.fast.values import Place, Value
+from everfed.random import Purpose
+
+# Programs that keep every multiprocessor of a large GPU busy; smaller grids are split further.
+_ENOUGH_PROGRAMS = 300
+
+
+@dataclass(frozen=True)
+class Step:
+    """One local step of some clients: what layers need to know beyond their own buffers."""
+
+    clients: int
+    number: int  # of the step in the round
+    weights: Tensor  # parameters as the kernels' operands, one client after another
+    masters: Tensor  # the same in float32
+    stride: int  # from one client's parameters to the next; 0: all are at the server's
+    who: Tensor  # the clients' numbers
+    first: Tensor  # the round's first iteration, on the device
+    seed: int
+
+
+class Layer(Protocol):
+    """The shape of every layer of a lowered model."""
+
+    source: Value
+    result: Value
+    offset: int  # where its parameters lie in a client's row
+    size: int  # how many elements they take there; 0 without parameters
+    splits: int  # parts in which its last parameter gradient was left
+    gradient: Tensor  # [splits, clients, size]
+
+    def parameters(self) -> dict[str, Tensor]:
+        """For each torch parameter, where its elements lie, counted from the offset."""
+        ...
+
+    def bytes(self, batch: int) -> int:
+        """Memory that one client takes here, besides the values."""
+        ...
+
+    def allocate(self, clients: int, batch: int, device: torch.device) -> None: ...
+
+    def forward(self, step: Step) -> None: ...
+
+    def backward(self, step: Step) -> None: ...
+
+
+class Plain:
+    """What layers without parameters share."""
+
+    offset = size = splits = 0
+    gradient = torch.empty(0)
+
+    def __init__(self, source: Value, result: Value) -> None:
+        self.source, self.result = source, result
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {}
+
+    def bytes(self, batch: int) -> int:
+        return 0
+
+    def allocate(self, clients: int, batch: int, device: torch.device) -> None:
+        pass
+
+
+class Product:
+    """A convolution (stride 1) or a linear layer, with the ReLU after it."""
+
+    def __init__(
+        self, source: Value, result: Value, weight: str, bias: str | None, kernel: tuple[int, int] | None = None,
+        padding: tuple[int, int] = (0, 0), precision: str = "ieee",
+    ) -> None:  # fmt: skip
+        self.source, self.result, self.weight, self.bias = source, result, weight, bias
+        self.linear = kernel is None
+        self.precision = precision
+        self.pool: MaxPool | None = None  # the pool after it, whose windows give the bias's gradient sooner
+        self.offset, self.splits = 0, 1
+        self.rows, self.columns = kernel or (1, 1)
+        self.up, self.left = padding
+        # A linear layer sees one pixel whose channels are all of the source's elements.
+        whole = Place(1, 1, source.at.image, 0)
+        self.x, self.dx = (whole, whole) if self.linear else (source.at, source.grad_at)
+        self.y, self.g = result.at, result.grad_at
+        self.depth = self.rows * self.columns * self.x.pixel
+        self.run = self.columns * self.x.pixel
+        self.size = (self.depth + (bias is not None)) * result.stride
+        if not self.linear:
+            source.border = max(source.border, *padding)
+            if source.wanted:
+                result.grad_border = max(self.rows - 1 - self.up, self.columns - 1 - self.left)
+
+    def parameters(self) -> dict[str, Tensor]:
+        n, out = self.result.stride, torch.arange(self.result.channels)
+        if self.linear:
+            where = {self.weight: self.source.positions()[None, :] * n + out[:, None]}
+        else:
+            taps = torch.arange(self.rows * self.columns)
+            inputs = torch.arange(self.source.channels)
+            place = (taps[None, None, :] * self.x.pixel + inputs[None, :, None]) * n + out[:, None, None]
+            where = {self.weight: place}
+        if self.bias is not None:
+            where[self.bias] = self.depth * n + out
+        return where
+
+    def bytes(self, batch: int) -> int:
+        return 4 * self.size
+
+    def allocate(self, clients: int, batch: int, device: torch.device) -> None:
+        self.x, self.dx = (self.x, self.dx) if self.linear else (self.source.at, self.source.grad_at)
+        self.y, self.g = self.result.at, self.result.grad_at
+        self.batch = batch
+        low = self.source.data.dtype == torch.bfloat16
+        self.wide = 64 if low else 32  # of the sum in one product
+        self.tile_n = _tile(self.result.stride, 64)
+        self.tile_k = 128 if self.depth > 64 else 64
+        self.tiles = math.ceil(self.depth / self.tile_k) * (self.result.stride // self.tile_n)
+        most = max(clients, max(self._splits(c) * c for c in range(1, clients + 1)))
+        self.gradient = torch.empty(most * self.size, device=device)
+
+    def _splits(self, clients: int) -> int:
+        """Parts the pixels are summed in, so that few clients still fill the GPU."""
+        most = math.ceil(self.batch * self.result.pixels / 64)
+        return max(1, min(most, math.ceil(_ENOUGH_PROGRAMS / (self.tiles * clients))))
+
+    def _biases(self, step: Step) -> Tensor:
+        return step.weights[self.offset + self.depth * self.result.stride :] if self.bias else step.weights
+
+    def forward(self, step: Step) -> None:
+        n = self.result.stride
+        pixels = self.batch * self.result.pixels
+        wide = _tile(self.run, self.wide)
+        gathered = wide < 16
+        rows = min(128, max(16, _power(pixels)))
+        launch(
+            gemm.forward, (math.ceil(pixels / rows) * (n // self.tile_n), step.clients),
+            self.source.data, step.weights[self.offset :], self._biases(step), self.result.data,
+            self.batch * self.x.image, step.stride, self.batch * self.y.image,
+            pixels, self.depth, n, self.x.first(self.up, self.left), self.x.image, self.y.first(), self.y.image,
+            int(self.result.relu),
+            X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel,
+            Y_ROW=0 if self.linear else self.y.row, Y_PIXEL=0 if self.linear else self.y.pixel,
+            HEIGHT=self.result.height, WIDTH=self.result.width, RUN=0 if self.linear and not gathered else self.run,
+            GATHER=gathered, LINEAR=self.linear and not gathered, HAS_BIAS=self.bias is not None,
+            PRECISION=self.precision, BP=rows, BN=self.tile_n, BK=self.wide if gathered else wide,
+            num_warps=4, num_stages=2 if gathered else 4,
+        )  # fmt: skip
+
+    def backward(self, step: Step) -> None:
+        self._weight_gradient(step)
+        if self.bias is not None and not self.linear:
+            self._bias_gradient(step)
+        if self.source.wanted:
+            self._input_gradient(step)
+
+    def _weight_gradient(self, step: Step) -> None:
+        n = self.result.stride
+        pixels = self.batch * self.result.pixels
+        self.splits = self._splits(step.clients)
+        chunk = min(64, max(16, _power(pixels))) if self.wide == 64 else 32
+        launch(
+            gemm.weight_gradient, (self.tiles, step.clients, self.splits),
+            self.source.data, self.result.grad, self.gradient,
+            self.batch * self.x.image, self.batch * self.g.image, self.size, step.clients * self.size,
+            pixels, self.depth, n, self.x.first(self.up, self.left), self.x.image, self.g.first(), self.g.image,
+            math.ceil(pixels / (chunk * self.splits)),
+            X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel,
+            G_ROW=0 if self.linear else self.g.row, G_PIXEL=0 if self.linear else self.g.pixel,
+            HEIGHT=self.result.height, WIDTH=self.result.width, ROWS=self.rows, RUN=0 if self.linear else self.run,
+            LINEAR=self.linear, HAS_BIAS=self.linear and self.bias is not None, PRECISION=self.precision,
+            BP=chunk, BK=self.tile_k, BN=self.tile_n, num_warps=4, num_stages=4 if self.wide == 64 else 3,
+        )  # fmt: skip
+
+    def _bias_gradient(self, step: Step) -> None:
+        """From the pooled gradient where a pool follows: its live windows each hold one pixel's gradient."""
+        n = self.result.stride
+        value = self.pool.result if self.pool else self.result
+        place = value.grad_at
+        pixels = self.batch * value.pixels
+        launch(
+            gemm.bias_gradient, (n // self.tile_n, step.clients, self.splits),
+            value.grad, self.pool.winner if self.pool else value.grad, self.gradient[self.depth * n :],
+            self.batch * place.image, self.size, step.clients * self.size, pixels * n,
+            pixels, place.first(), place.image, n, math.ceil(pixels / (32 * self.splits)),
+            ROW=place.row, HEIGHT=value.height, WIDTH=value.width, POOLED=self.pool is not None,
+            DEAD=self.pool.window**2 if self.pool else 0, BP=32, BN=self.tile_n, num_warps=4,
+        )  # fmt: skip
+
+    def _input_gradient(self, step: Step) -> None:
+        n, channels = self.result.stride, self.x.pixel
+        one = 1 if self.linear else self.source.pixels
+        pixels = self.batch * one
+        rows = min(128, max(16, _power(pixels)))
+        tile = _tile(channels, 64)
+        launch(
+            gemm.input_gradient, (math.ceil(pixels / rows) * (channels // tile), step.clients),
+            self.result.grad, step.weights[self.offset :], self.source.data, self.source.grad,
+            self.batch * self.g.image, step.stride, self.batch * self.x.image, self.batch * self.dx.image,
+            pixels, n, channels,
+            self.g.first(self.rows - 1 - self.up, self.columns - 1 - self.left), self.g.image,
+            self.x.first(), self.x.image, self.dx.first(), self.dx.image, int(self.source.relu),
+            G_ROW=0 if self.linear else self.g.row, X_ROW=0 if self.linear else self.x.row,
+            X_PIXEL=0 if self.linear else self.x.pixel, DX_ROW=0 if self.linear else self.dx.row,
+            DX_PIXEL=0 if self.linear else self.dx.pixel,
+            HEIGHT=1 if self.linear else self.source.height, WIDTH=1 if self.linear else self.source.width,
+            TAPS=self.rows * self.columns, RUN=0 if self.linear else self.columns * n, LINEAR=self.linear,
+            PRECISION=self.precision, BP=rows, BN=tile, BK=_tile(n, self.wide), num_warps=4, num_stages=4,
+        )  # fmt: skip
+
+
+class MaxPool(Plain):
+    """Max pooling with square windows."""
+
+    def __init__(self, source: Value, result: Value, window: int, stride: int, padding: int) -> None:
+        super().__init__(source, result)
+        self.window, self.stride, self.padding = window, stride, padding
+
+    def bytes(self, batch: int) -> int:
+        return batch * self.result.pixels * self.result.stride
+
+    def allocate(self, clients: int, batch: int, device: torch.device) -> None:
+        self.batch = batch
+        size = clients * batch * self.result.pixels * self.result.stride
+        self.winner = torch.zeros(size, dtype=torch.uint8, device=device)
+
+    def forward(self, step: Step) -> None:
+        x, y, s, r = self.source.at, self.result.at, self.source, self.result
+        windows = step.clients * self.batch * r.pixels
+        channels = _tile(r.stride, 64)
+        launch(
+            pooling.max_pool, (math.ceil(windows / 32), r.stride // channels),
+            s.data, r.data, self.winner, windows, x.first(), x.image, y.first(), y.image, r.stride, int(r.relu),
+            X_ROW=x.row, Y_ROW=y.row, HEIGHT=s.height, WIDTH=s.width, OUT_HEIGHT=r.height, OUT_WIDTH=r.width,
+            SIZE=self.window, STRIDE=self.stride, PADDING=self.padding, MASKED=s.relu, BP=32, BC=channels, num_warps=4,
+        )  # fmt: skip
+
+    def backward(self, step: Step) -> None:
+        if not self.source.wanted:
+            return
+        s, r = self.source, self.result
+        g, dx = r.grad_at, s.grad_at
+        down, across = ((n - 1 + self.padding) // self.stride + 1 for n in (s.height, s.width))
+        blocks = step.clients * self.batch * down * across
+        channels = _tile(r.stride, 64)
+        launch(
+            pooling.max_pool_gradient, (math.ceil(blocks / 32), r.stride // channels),
+            r.grad, self.winner, s.grad, blocks, g.first(), g.image, dx.first(), dx.image, r.stride,
+            G_ROW=g.row, DX_ROW=dx.row, HEIGHT=s.height, WIDTH=s.width, OUT_HEIGHT=r.height, OUT_WIDTH=r.width,
+            BLOCK_ROWS=down, BLOCK_COLUMNS=across, SIZE=self.window, STRIDE=self.stride, PADDING=self.padding,
+            REACH=math.ceil(self.window / self.stride), BP=32, BC=channels, num_warps=4,
+        )  # fmt: skip
+
+
+class MeanPool(Plain):
+    """Average pooling with square windows that lie inside the image."""
+
+    def __init__(self, source: Value, result: Value, window: int, stride: int) -> None:
+        super().__init__(source, result)
+        self.window, self.stride = window, stride
+
+    def allocate(self, clients: int, batch: int, device: torch.device) -> None:
+        self.batch = batch
+
+    def forward(self, step: Step) -> None:
+        x, y, s, r = self.source.at, self.result.at, self.source, self.result
+        windows = step.clients * self.batch * r.pixels
+        channels = _tile(r.stride, 64)
+        launch(
+            pooling.mean_pool, (math.ceil(windows / 32), r.stride // channels),
+            s.data, r.data, windows, x.first(), x.image, y.first(), y.image, r.stride, int(r.relu),
+            X_ROW=x.row, Y_ROW=y.row, OUT_HEIGHT=r.height, OUT_WIDTH=r.width, SIZE=self.window, STRIDE=self.stride,
+            BP=32, BC=channels, num_warps=4,
+        )  # fmt: skip
+
+    def backward(self, step: Step) -> None:
+        if not self.source.wanted:
+            return
+        s, r = self.source, self.result
+        x, g, dx = s.at, r.grad_at, s.grad_at
+        pixels = step.clients * self.batch * s.pixels
+        channels = _tile(r.stride, 64)
+        launch(
+            pooling.mean_pool_gradient, (math.ceil(pixels / 32), r.stride // channels),
+            r.grad, s.data, s.grad, pixels, g.first(), g.image, x.first(), x.image, dx.first(), dx.image, r.stride,
+            int(s.relu), G_ROW=g.row, X_ROW=x.row, DX_ROW=dx.row, HEIGHT=s.height, WIDTH=s.width,
+            OUT_HEIGHT=r.height, OUT_WIDTH=r.width, SIZE=self.window, STRIDE=self.stride,
+            REACH=math.ceil(self.window / self.stride), BP=32, BC=channels, num_warps=4,
+        )  # fmt: skip
+
+
+class Dropout(Plain):
+    """Dropout by the counter-based generator; its masks are computed twice rather than kept."""
+
+    def __init__(self, source: Value, result: Value, rate: float, call: int) -> None:
+        super().__init__(source, result)
+        self.rate, self.call = rate, call  # call: which of the model's dropout layers this is
+
+    def allocate(self, clients: int, batch: int, device: torch.device) -> None:
+        self.batch = batch
+
+    def forward(self, step: Step) -> None:
+        self._launch(step, self.source.data, self.source.at, self.result.data, self.result.at, gated=False)
+
+    def backward(self, step: Step) -> None:
+        if self.source.wanted:
+            s, r = self.source, self.result
+            self._launch(step, r.grad, r.grad_at, s.grad, s.grad_at, gated=s.relu)
+
+    def _launch(self, step: Step, x: Tensor, x_at: Place, y: Tensor, y_at: Place, gated: bool) -> None:
+        s, gate = self.source, self.source.at
+        elements = self.batch * s.channels * s.pixels
+        launch(
+            pointwise.dropout, (math.ceil(elements / 1024), step.clients),
+            x, y, s.data, step.who, step.first, step.seed, step.number, self.call, elements, self.rate,
+            self.batch * x_at.image, self.batch * y_at.image, self.batch * gate.image,
+            x_at.first(), x_at.image, y_at.first(), y_at.image, gate.first(), gate.image,
+            X_ROW=x_at.row, Y_ROW=y_at.row, GATE_ROW=gate.row, STRIDE=s.stride, CHANNELS=s.channels,
+            HEIGHT=s.height, WIDTH=s.width, GATED=gated, PURPOSE=int(Purpose.DROPOUT), BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+
+
+class Rebox(Plain):
+    """A copy without borders, where a linear layer reads what a convolution needs a border around."""
+
+    def forward(self, step: Step) -> None:
+        s, r = self.source, self.result
+        r.as_torch(r.data, r.at, step.clients).copy_(s.as_torch(s.data, s.at, step.clients))
+
+    def backward(self, step: Step) -> None:
+        s, r = self.source, self.result
+        gradient = r.as_torch(r.grad, r.grad_at, step.clients)
+        if s.relu:
+            gradient = gradient * (s.as_torch(s.data, s.at, step.clients) > 0)
+        s.as_torch(s.grad, s.grad_at, step.clients).copy_(gradient)
+
+
+def _tile(n: int, most: int) -> int:
+    """The largest power of two that divides n, up to `most`."""
+    return min(n & -n, most)
+
+
+def _power(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()

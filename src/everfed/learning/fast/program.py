@@ -1,0 +1,177 @@
+"""A lowered model with its buffers: one local step of many clients as a list of kernel launches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everfed.data.augment import CentreCrop, CropFlip, Plain
+from everfed.learning.fast.kernels import inputs, loss, update
+from everfed.learning.fast.launch import launch
+from everfed.learning.fast.layers import Step
+from everfed.learning.fast.lower import Lowered
+from everfed.learning.local import Task
+from everfed.learning.optim import SGD, Adam
+from everfed.random import Purpose
+
+# Samples larger than this are augmented by torch: a kernel holds a whole one in registers.
+_MOST_ELEMENTS = 1 << 14
+
+
+class Program:
+    """Buffers for up to `room` clients, and the launches of a round's local steps."""
+
+    def __init__(self, task: Task, lowered: Lowered, room: int) -> None:
+        self.task, self.lowered, self.room = task, lowered, room
+        self.low = torch.bfloat16 if task.precision == "bf16" else torch.float32
+        self.size, self.from_kernel = arrange(lowered, task)
+        device, batch = task.data.device, task.batch_size
+        lowered.input.allocate(room, batch, self.low, device)
+        for layer in lowered.layers:
+            last = layer.result is lowered.output
+            layer.result.allocate(room, batch, self.low, device)
+            if last and self.low != torch.float32:  # logits keep all their digits
+                layer.result.data = layer.result.data.float()
+        for layer in lowered.layers:
+            layer.allocate(room, batch, device)
+        zeros: Any = lambda *shape, dtype=torch.float32: torch.zeros(*shape, dtype=dtype, device=device)  # noqa: E731
+        self.server = zeros(self.size)
+        self.rows = zeros(room, self.size)
+        # In float32 the masters are the operands.
+        mixed = self.low != torch.float32
+        self.server_low = zeros(self.size, dtype=self.low) if mixed else self.server
+        self.rows_low = zeros(room, self.size, dtype=self.low) if mixed else self.rows
+        self.labels = zeros(room, batch, dtype=torch.int64)
+        self.losses = zeros(room)
+        # What a round is given: set before it starts, so that a recorded graph can be replayed.
+        self.who = zeros(room, dtype=torch.int64)
+        self.state_rows = zeros(room, dtype=torch.int64)
+        self.first = zeros((), dtype=torch.int64)
+        self.rates = zeros(task.local_steps, room, 2)
+        self.state: list[Tensor] = []
+        self.kept = True  # the state holds moments of earlier rounds
+
+    def set_server(self, params: Tensor) -> None:
+        """The server's parameters, from torch's order; padding stays zero."""
+        self.server[self.from_kernel] = params
+        if self.server_low is not self.server:
+            self.server_low.copy_(self.server)
+
+    def round(self, clients: int) -> None:
+        """All local steps of the first `clients` rows, from the server's parameters."""
+        self.losses.zero_()
+        for number in range(self.task.local_steps):
+            self._step(clients, number)
+
+    def _step(self, clients: int, number: int) -> None:
+        start = number == 0
+        weights, masters = (self.server_low, self.server) if start else (self.rows_low, self.rows)
+        step = Step(
+            clients, number, weights.view(-1), masters, 0 if start else self.size,
+            self.who, self.first, self.task.seed,
+        )  # fmt: skip
+        self._inputs(step)
+        for layer in self.lowered.layers:
+            layer.forward(step)
+        self._loss(clients)
+        for layer in reversed(self.lowered.layers):
+            layer.backward(step)
+        self._update(step)
+
+    def _inputs(self, step: Step) -> None:
+        data, value, task = self.task.data, self.lowered.input, self.task
+        augment = data.augment
+        shape = data.x.shape[1:]
+        known = type(augment) in (Plain, CentreCrop, CropFlip) and value.at.image <= _MOST_ELEMENTS
+        if not known or len(shape) not in (1, 3):
+            self._inputs_by_torch(step)
+            return
+        channels, height, width = shape if len(shape) == 3 else (shape[0], 1, 1)
+        launch(
+            inputs.minibatch, (task.batch_size, step.clients),
+            data.x, data.y, data.order, data.starts, data.sizes, step.who, step.first, value.data, self.labels,
+            step.seed, step.number, task.batch_size, value.at.image, channels * height * width,
+            STORED_HEIGHT=height, STORED_WIDTH=width, CHANNELS=channels, HEIGHT=value.height, WIDTH=value.width,
+            STRIDE=value.stride, BORDER=value.border, RANDOM=type(augment) is CropFlip,
+            STANDARDIZE=type(augment) is not Plain, SCALE=255.0 if data.x.dtype == torch.uint8 else 1.0,
+            BATCH_PURPOSE=int(Purpose.BATCH), AUGMENT_PURPOSE=int(Purpose.AUGMENT),
+            BLOCK=1 << (value.at.image - 1).bit_length(), num_warps=4,
+        )  # fmt: skip
+
+    def _inputs_by_torch(self, step: Step) -> None:
+        """Augmentations of the user's own, and large images."""
+        task, value = self.task, self.lowered.input
+        who, iteration = step.who[: step.clients], step.first + step.number
+        numbers = task.data.draw(who, iteration, 1, task.batch_size, task.seed)[:, 0]
+        x, y = task.data.samples(numbers, who, iteration, task.seed)
+        view = value.as_torch(value.data, value.at, step.clients)
+        view.copy_(x.reshape(view.shape))
+        self.labels[: step.clients] = y
+
+    def _loss(self, clients: int) -> None:
+        out, batch = self.lowered.output, self.task.batch_size
+        columns = 1 << (out.channels - 1).bit_length()
+        rows = max(1, min(1 << (batch - 1).bit_length(), 4096 // columns))
+        launch(
+            loss.cross_entropy, (clients,),
+            out.data, self.labels, out.grad, self.losses, batch * out.at.image, batch * out.grad_at.image,
+            batch, out.stride, self.task.local_steps,
+            CLASSES=out.channels, BR=rows, BN=columns, num_warps=4,
+        )  # fmt: skip
+
+    def _update(self, step: Step) -> None:
+        rule = self.task.optimizer
+        adam = rule if isinstance(rule, Adam) else None
+        momentum = rule.momentum if isinstance(rule, SGD) else 0.0
+        kind = 2 if adam else (1 if momentum else 0)
+        one, two = [*self.state, self.server, self.server][:2]
+        for layer in self.lowered.layers:
+            if not layer.size:
+                continue
+            at = layer.offset
+            launch(
+                update.optimizer_step, (math.ceil(layer.size / 1024), step.clients),
+                step.masters.view(-1)[at:], self.rows.view(-1)[at:], self.rows_low.view(-1)[at:],
+                one.view(-1)[at:], two.view(-1)[at:], self.state_rows, layer.gradient, self.rates[step.number],
+                step.stride, self.size, layer.size, step.clients * layer.size, layer.splits, layer.size,
+                getattr(rule, "weight_decay", 0.0), adam.beta1 if adam else momentum, adam.beta2 if adam else 0.0,
+                adam.eps if adam else 0.0,
+                KIND=kind, FRESH=not self.kept and step.number == 0, LOW=self.low != torch.float32,
+                BLOCK=1024, num_warps=4,
+            )  # fmt: skip
+
+    def weighed(self, clients: int, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """(sum of coefficient * update in torch's order, which rows are finite)."""
+        out = torch.empty_like(self.server)
+        bad = torch.zeros(clients, dtype=torch.int32, device=out.device)
+        launch(
+            update.weighed_sum, (math.ceil(self.size / 1024),),
+            self.rows, self.server, coefficients, out, bad, clients, self.size, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+        return out[self.from_kernel], (bad == 0) & torch.isfinite(self.losses[:clients])
+
+
+def arrange(lowered: Lowered, task: Task) -> tuple[int, Tensor]:
+    """Give each layer its place in a client's row: (the row's length, where each of torch's parameters lies)."""
+    where: dict[str, Tensor] = {}
+    start = 0
+    for layer in lowered.layers:
+        layer.offset = start
+        for name, positions in layer.parameters().items():
+            where[name] = positions.reshape(-1) + start
+        start += 16 * math.ceil(layer.size / 16)
+    index = torch.cat([where[name] for name in task.layout.names])
+    return start, index.to(task.data.device)
+
+
+def bytes_per_client(lowered: Lowered, task: Task) -> int:
+    """Device memory of one client's round."""
+    width = 2 if task.precision == "bf16" else 4
+    size, _ = arrange(lowered, task)
+    values = [lowered.input, *(layer.result for layer in lowered.layers)]
+    held = sum(v.bytes(task.batch_size, width) for v in values)
+    held += sum(layer.bytes(task.batch_size) for layer in lowered.layers)
+    return held + size * (4 + width) + 8 * task.batch_size

@@ -1,0 +1,239 @@
+"""The fast trainer: a round as one list of kernels over all participants, recorded once and replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from everfed.arrays import Floats, Ints
+from everfed.errors import EverfedWarning, InputError
+from everfed.learning.fast.launch import compiled_together, interpreted
+from everfed.learning.fast.lower import CannotLowerError, lower
+from everfed.learning.fast.program import Program, bytes_per_client
+from everfed.learning.local import Task, Trained
+from everfed.learning.memory import budget
+from everfed.learning.optim import SGD, Adam, State, rate
+
+# More clients at once gain nothing on any GPU of today, and cost memory.
+_MOST_AT_ONCE = 128
+
+# Recorded graphs kept at once; the oldest makes room.
+_MOST_GRAPHS = 64
+
+
+class Kernels:
+    """Trains participants with Triton kernels. Raises CannotLowerError for tasks it has none for."""
+
+    def __init__(self, task: Task) -> None:
+        _check(task)
+        self.task = task
+        task.module.train()
+        self.lowered = lower(task, exact=interpreted())
+        clients = len(task.data.sizes)
+        fits = budget(task) // bytes_per_client(self.lowered, task)
+        if fits == 0:
+            raise InputError("one client's round does not fit into the device's memory; use a smaller batch or model.")
+        self.program = Program(task, self.lowered, int(min(fits, clients, _MOST_AT_ONCE)))
+        self.moments = MomentTable(task, self.program, clients)
+        self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        self.compiled = False
+        self.recording = task.data.device.type == "cuda"  # off once a graph cannot be recorded
+
+    def explain(self) -> list[str]:
+        return self.lowered.notes
+
+    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
+        room = self.program.room
+        chunks = -(-len(clients) // room)
+        for chunk in np.array_split(clients, chunks) if chunks else []:
+            yield self._train_chunk(params, chunk, round)
+
+    def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
+        program, task = self.program, self.task
+        count = bucket(len(clients), program.room)
+        first = round * task.local_steps
+        rows, moved = self.moments.rows(clients, count)
+        if moved:  # the table grew: recorded graphs point at the old one
+            self.graphs.clear()
+        rates = np.ones((task.local_steps, program.room, 2), np.float32)
+        rates[:, : len(clients)] = self.moments.rates(clients, first)
+        # Rows beyond the participants repeat the first one, and nobody reads them.
+        who = np.concatenate([clients, np.full(count - len(clients), clients[0])])
+        given = torch.from_numpy(np.concatenate([[first], who, rows])).to(params.device)
+        program.first.copy_(given[0])
+        program.who[:count] = given[1 : 1 + count]
+        program.state_rows[:count] = given[1 + count :]
+        program.rates.copy_(torch.from_numpy(rates))
+        program.set_server(params)
+        if not self.compiled:
+            with compiled_together():
+                program.round(count)
+                program.weighed(count, program.losses)
+            self.compiled = True
+        self._run(count)
+        self.moments.count(clients)
+        return KernelTrained(clients, program)
+
+    def _run(self, count: int) -> None:
+        """The first round of a size runs as it is; the second is recorded, and from then on replayed."""
+        graph = self.graphs.get(count)
+        if graph is not None:
+            graph.replay()
+            return
+        if not self.recording or count not in self.graphs:
+            self.program.round(count)
+            self.graphs[count] = None
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.program.round(count)
+        except RuntimeError as error:
+            self.recording = False
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(
+                f"the round cannot be recorded as a CUDA graph ({reason}); going on without.",
+                EverfedWarning,
+                stacklevel=2,
+            )
+            self.program.round(count)
+            return
+        graph.replay()
+        recorded = [size for size, kept in self.graphs.items() if kept is not None]
+        if len(recorded) >= _MOST_GRAPHS:
+            self.graphs[recorded[0]] = None
+        self.graphs[count] = graph
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.moments.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.moments.load_state_dict(state)
+        self.graphs.clear()
+
+
+class KernelTrained(Trained):
+    """Results as they lie in the program's buffers: good until the next chunk is trained."""
+
+    def __init__(self, clients: Ints, program: Program) -> None:
+        self.clients, self.program = clients, program
+        self.losses = program.losses[: len(clients)].clone()
+
+    @property
+    def deltas(self) -> Tensor:
+        program = self.program
+        return (program.rows[: len(self.clients)] - program.server)[:, program.from_kernel]
+
+    def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
+        program = self.program
+        given = torch.as_tensor(coefficients, dtype=torch.float32).to(program.server.device)
+        update, finite = program.weighed(len(self.clients), given)
+        if skip and not bool(finite.all()):
+            update, _ = program.weighed(len(self.clients), given * finite)
+        return update, finite
+
+
+class MomentTable:
+    """The optimiser's state of every client that has trained, in the kernels' order; step counts on the host."""
+
+    def __init__(self, task: Task, program: Program, clients: int) -> None:
+        self.task, self.program = task, program
+        rule = task.optimizer
+        self.names = ["mean", "square"] if isinstance(rule, Adam) else (["velocity"] if rule.momentum else [])
+        program.kept = task.keep_state
+        self.row_of = np.full(clients, -1, np.int64)
+        self.counts = np.zeros(clients, np.int64)  # local steps done
+        self.used = 0
+        self.rows_there = 0
+        self._grow(min(clients, 2 * program.room) if task.keep_state else program.room)
+
+    def rows(self, clients: Ints, count: int) -> tuple[Ints, bool]:
+        """(the table's row for each of `count` program rows, whether the table had to move)."""
+        if not self.task.keep_state or not self.names:
+            return np.arange(count), False
+        new = clients[self.row_of[clients] < 0]
+        self.row_of[new] = np.arange(self.used, self.used + len(new))
+        self.used += len(new)
+        moved = self.used > self.rows_there
+        if moved:
+            self._grow(min(len(self.row_of), max(self.used, 2 * self.rows_there)))
+        spare = np.arange(self.rows_there, self.rows_there + count - len(clients))
+        return np.concatenate([self.row_of[clients], spare]), moved
+
+    def _grow(self, rows: int) -> None:
+        """Room for `rows` clients, and behind them spare rows for a bucket's unused places."""
+        size, device = self.program.size, self.task.data.device
+        try:
+            grown = [torch.zeros(rows + self.program.room, size, device=device) for _ in self.names]
+        except torch.cuda.OutOfMemoryError as error:
+            needed = 4 * rows * size * len(self.names) / 2**30
+            raise InputError(
+                f"the optimiser state of {rows} clients takes {needed:.0f} GiB, more than the GPU has free; "
+                "use keep_state = false, an optimiser without state, or fewer clients."
+            ) from error
+        for old, new in zip(self.program.state, grown, strict=False):
+            new[: self.used] = old[: self.used]
+        self.program.state, self.rows_there = grown, rows
+
+    def rates(self, clients: Ints, first: int) -> Floats:
+        """[steps, clients, 2]: learning rates, with Adam's bias corrections, in double precision."""
+        rule, steps = self.task.optimizer, self.task.local_steps
+        lr = np.array([rate(rule, first + s, self.task.iterations) for s in range(steps)])[:, None]
+        done = self.counts[clients] if self.task.keep_state else np.zeros(len(clients), np.int64)
+        number = done[None, :] + np.arange(1, steps + 1)[:, None]
+        if not isinstance(rule, Adam):
+            return np.stack([lr + 0.0 * number, 1.0 + 0.0 * number], axis=-1)
+        return np.stack([lr / (1.0 - rule.beta1**number), (1.0 - rule.beta2**number) ** -0.5], axis=-1)
+
+    def count(self, clients: Ints) -> None:
+        self.counts[clients] += self.task.local_steps
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The same names and order of parameters as the batched trainer's."""
+        order = self.program.from_kernel
+        kept: State = {n: t[: self.used, order] for n, t in zip(self.names, self.program.state, strict=True)}
+        state = {"row_of": torch.from_numpy(self.row_of.copy()), **kept}
+        if isinstance(self.task.optimizer, Adam):
+            known = np.flatnonzero(self.row_of >= 0)
+            counts = np.zeros(self.used, np.float32)
+            counts[self.row_of[known]] = self.counts[known]
+            state["count"] = torch.from_numpy(counts)
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.row_of = state["row_of"].cpu().numpy().copy()
+        self.used = int(self.row_of.max(initial=-1)) + 1
+        if self.used > self.rows_there:
+            self._grow(min(len(self.row_of), self.used))
+        for name, table in zip(self.names, self.program.state, strict=True):
+            table.zero_()
+            # Rows by columns, both indexed: assign whole rows of a scratch table instead of a mixed index.
+            rows = table.new_zeros(self.used, table.shape[1])
+            rows[:, self.program.from_kernel] = state[name].to(table.device)
+            table[: self.used] = rows
+        if "count" in state:
+            known = np.flatnonzero(self.row_of >= 0)
+            self.counts[known] = state["count"].cpu().numpy()[self.row_of[known]].astype(np.int64)
+
+
+def bucket(clients: int, room: int) -> int:
+    """How many rows are trained for so many participants: at most an eighth more, so that graphs are few."""
+    step = 1 << max(0, (clients - 1).bit_length() - 4)
+    return min(room, -(-clients // step) * step)
+
+
+def _check(task: Task) -> None:
+    if task.data.device.type != "cuda" and not interpreted():
+        raise CannotLowerError("the kernels need a GPU, and this run trains on the CPU")
+    if task.loss is not F.cross_entropy:
+        raise CannotLowerError("the loss is not cross-entropy")
+    if type(task.optimizer) not in (SGD, Adam):
+        raise CannotLowerError(f"there is no kernel for the optimiser {type(task.optimizer).__name__}")
+    if task.data.y.dtype != torch.int64:
+        raise CannotLowerError("the targets are not classes")
