@@ -162,28 +162,30 @@ class Simulation:
 
     def __iter__(self) -> Iterator[RoundRecord]:
         """Goes on where the run is: at its start, or where `load_state_dict` put it."""
+        began = time.perf_counter()
         for step in self.schedule.rounds(self.done, self.rounds):
-            began = time.perf_counter()
             record = self._round(step)
             self.done = step.round + 1
             if (step.round + 1) % self.eval_every == 0 or step.round + 1 == self.rounds:
                 record = replace(record, metrics=self.evaluate(self.flat))
             yield replace(record, seconds=time.perf_counter() - began)
+            began = time.perf_counter()
 
     def _round(self, step: PlanStep) -> RoundRecord:
         """One round of Algorithm 1: participants train, the server adds their weighed updates."""
         weights = self.method.server.coefficients(self.shares[step.clients], step.scales)
-        update = torch.zeros_like(self.flat)
-        losses, finite, done = [], [], 0
+        updates, losses, finite, done = [], [], [], 0
         for trained in self.trainer.train(self.flat, step.clients, step.round):
-            part, good = trained.weighed(weights[done : done + len(trained.clients)], skip=self.skips)
-            update += part
+            update, good = trained.weighed(weights[done : done + len(trained.clients)], skip=self.skips)
+            updates.append(update)
             losses.append(trained.losses)
             finite.append(good)
             done += len(trained.clients)
+        if not updates:
+            return RoundRecord(step.round, step.clients, step.scales, 0.0, step.energy, 0.0, None, None, 0.0)
+        update, lost, good = sum(updates[1:], updates[0]), _joined(losses), _joined(finite)
         flat = self.flat + update
-        lost, good = (torch.cat(x) if x else torch.empty(0, device=self.device) for x in (losses, finite))
-        kept = torch.where(good.bool(), lost, 0.0).sum()
+        kept = torch.where(good, lost, 0.0).sum()
         # One transfer for all numbers of a round: each would wait for the device.
         numbers = torch.stack([update.norm(), flat.norm(), kept, good.sum().to(kept.dtype)])
         length, overflow, loss, count = numbers.tolist()
@@ -297,6 +299,10 @@ def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
         if any(isinstance(p, nn.UninitializedParameter) for p in made.parameters()):
             made(torch.zeros(1, *data.input_shape()))  # lazy layers get their weights now, under the seed
     return made
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def check_count(name: str, value: int) -> None:

@@ -35,7 +35,8 @@ def compiled_together() -> Iterator[None]:
     One after another, compiling a model's kernels would take most of a short run.
     """
     global _listed
-    _listed = calls = []
+    calls: list[Call] = []
+    _listed = calls
     try:
         yield
     finally:

@@ -7,19 +7,33 @@ writes the source's, and the gradient of its own parameters, which the optimiser
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from everfed.learning.fast.kernels import gemm, pointwise, pooling
+from everfed.learning.fast.kernels import update as updates
 from everfed.learning.fast.launch import launch
 from everfed.learning.fast.values import Place, Value
 from everfed.random import Purpose
 
-# Programs that keep every multiprocessor of a large GPU busy; smaller grids are split further.
-_ENOUGH_PROGRAMS = 300
+# Programs of a weight gradient that one multiprocessor holds at once, by their shared memory.
+_AT_ONCE = 2
+
+
+# By precision, as measured on an H200: for products (pixels, warps, pipeline stages), for weight
+# gradients (precision, pixels, warps, stages). Hopper's wide products want 32-bit operands in an
+# order that the weights and the pixels are not in. For TF32, two warps make the compiler take the
+# older instruction, which reads any order; for float32, plain multiplications win there.
+_TILES = {
+    "bf16": ((128, 4, 4), ("tf32", 64, 4, 4)),
+    "tf32": ((256, 2, 3), ("tf32", 32, 2, 3)),
+    "tf32x3": ((128, 4, 3), ("ieee", 32, 8, 3)),
+    "ieee": ((128, 4, 3), ("ieee", 32, 4, 3)),
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,15 @@ class Step:
     seed: int
 
 
+@dataclass(frozen=True)
+class Update:
+    """What the optimiser's kernels need besides gradients, for the layer whose parameters start at `offset`."""
+
+    pointers: Callable[[int], tuple[Tensor, ...]]
+    scalars: tuple[float, ...]
+    meta: dict[str, Any]
+
+
 class Layer(Protocol):
     """The shape of every layer of a lowered model."""
 
@@ -45,6 +68,10 @@ class Layer(Protocol):
     size: int  # how many elements they take there; 0 without parameters
     splits: int  # parts in which its last parameter gradient was left
     gradient: Tensor  # [splits, clients, size]
+
+    def step_with(self, step: Step, update: Update) -> bool:
+        """Launch the gradient and the optimiser's step as one kernel, if there is one for this layer."""
+        ...
 
     def parameters(self) -> dict[str, Tensor]:
         """For each torch parameter, where its elements lie, counted from the offset."""
@@ -72,6 +99,9 @@ class Plain:
 
     def parameters(self) -> dict[str, Tensor]:
         return {}
+
+    def step_with(self, step: Step, update: Update) -> bool:
+        return False
 
     def bytes(self, batch: int) -> int:
         return 0
@@ -126,44 +156,69 @@ class Product:
         self.x, self.dx = (self.x, self.dx) if self.linear else (self.source.at, self.source.grad_at)
         self.y, self.g = self.result.at, self.result.grad_at
         self.batch = batch
+        self.slots = _AT_ONCE * _multiprocessors(device)
         low = self.source.data.dtype == torch.bfloat16
         self.wide = 64 if low else 32  # of the sum in one product
+        self.forward_tile, self.gradient_tile = _TILES["bf16" if low else self.precision]
         self.tile_n = _tile(self.result.stride, 64)
         self.tile_k = 128 if self.depth > 64 else 64
         self.tiles = math.ceil(self.depth / self.tile_k) * (self.result.stride // self.tile_n)
-        most = max(clients, max(self._splits(c) * c for c in range(1, clients + 1)))
+        if self.stepped:  # the gradient never leaves the kernel
+            self.gradient = torch.empty(0, device=device)
+            return
+        self.splits_for = [1, *(self._splits(c) for c in range(1, clients + 1))]
+        most = max(c * splits for c, splits in enumerate(self.splits_for))
         self.gradient = torch.empty(most * self.size, device=device)
 
     def _splits(self, clients: int) -> int:
-        """Parts the pixels are summed in, so that few clients still fill the GPU."""
-        most = math.ceil(self.batch * self.result.pixels / 64)
-        return max(1, min(most, math.ceil(_ENOUGH_PROGRAMS / (self.tiles * clients))))
+        """Parts the pixels are summed in: as many as fill the GPU evenly, in whole waves of programs."""
+        most = min(64, math.ceil(self.batch * self.result.pixels / self.gradient_tile[1]))
 
-    def _biases(self, step: Step) -> Tensor:
+        def cost(splits: int) -> float:
+            waves = math.ceil(self.tiles * clients * splits / self.slots)
+            return waves / splits + 0.002 * splits  # every part is written and read once more
+
+        return min(range(1, most + 1), key=cost)
+
+    def biases(self, step: Step) -> Tensor:
         return step.weights[self.offset + self.depth * self.result.stride :] if self.bias else step.weights
 
+    @property
+    def pooled(self) -> bool:
+        """Whether the pool's kernel computes this layer as well."""
+        return self.pool is not None and _tile(self.run, 16) < 16 and self.depth <= 128
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the weight gradient and the optimiser's step are one kernel."""
+        return self.linear and self.batch <= 128
+
     def forward(self, step: Step) -> None:
+        if self.pooled:
+            return
         n = self.result.stride
         pixels = self.batch * self.result.pixels
         wide = _tile(self.run, self.wide)
         gathered = wide < 16
-        rows = min(128, max(16, _power(pixels)))
+        most, warps, stages = self.forward_tile
+        rows = min(most, max(16, _power(pixels)))
         launch(
             gemm.forward, (math.ceil(pixels / rows) * (n // self.tile_n), step.clients),
-            self.source.data, step.weights[self.offset :], self._biases(step), self.result.data,
+            self.source.data, step.weights[self.offset :], self.biases(step), self.result.data,
             self.batch * self.x.image, step.stride, self.batch * self.y.image,
             pixels, self.depth, n, self.x.first(self.up, self.left), self.x.image, self.y.first(), self.y.image,
             int(self.result.relu),
             X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel,
             Y_ROW=0 if self.linear else self.y.row, Y_PIXEL=0 if self.linear else self.y.pixel,
             HEIGHT=self.result.height, WIDTH=self.result.width, RUN=0 if self.linear and not gathered else self.run,
-            GATHER=gathered, LINEAR=self.linear and not gathered, HAS_BIAS=self.bias is not None,
+            GATHERED=self.depth if gathered else 0, LINEAR=self.linear and not gathered, HAS_BIAS=self.bias is not None,
             PRECISION=self.precision, BP=rows, BN=self.tile_n, BK=self.wide if gathered else wide,
-            num_warps=4, num_stages=2 if gathered else 4,
+            num_warps=4 if rows > 64 else warps, num_stages=2 if gathered else stages,
         )  # fmt: skip
 
     def backward(self, step: Step) -> None:
-        self._weight_gradient(step)
+        if not self.stepped:
+            self._weight_gradient(step)
         if self.bias is not None and not self.linear:
             self._bias_gradient(step)
         if self.source.wanted:
@@ -172,8 +227,9 @@ class Product:
     def _weight_gradient(self, step: Step) -> None:
         n = self.result.stride
         pixels = self.batch * self.result.pixels
-        self.splits = self._splits(step.clients)
-        chunk = min(64, max(16, _power(pixels))) if self.wide == 64 else 32
+        self.splits = self.splits_for[step.clients]
+        precision, most, warps, stages = self.gradient_tile
+        chunk = min(most, max(16, _power(pixels)))
         launch(
             gemm.weight_gradient, (self.tiles, step.clients, self.splits),
             self.source.data, self.result.grad, self.gradient,
@@ -183,9 +239,24 @@ class Product:
             X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel,
             G_ROW=0 if self.linear else self.g.row, G_PIXEL=0 if self.linear else self.g.pixel,
             HEIGHT=self.result.height, WIDTH=self.result.width, ROWS=self.rows, RUN=0 if self.linear else self.run,
-            LINEAR=self.linear, HAS_BIAS=self.linear and self.bias is not None, PRECISION=self.precision,
-            BP=chunk, BK=self.tile_k, BN=self.tile_n, num_warps=4, num_stages=4 if self.wide == 64 else 3,
+            LINEAR=self.linear, HAS_BIAS=self.linear and self.bias is not None, PRECISION=precision,
+            BP=chunk, BK=self.tile_k, BN=self.tile_n, num_warps=warps,
+            num_stages=3 if _tile(self.run, 16) < 16 else stages,
         )  # fmt: skip
+
+    def step_with(self, step: Step, update: Update) -> bool:
+        if not self.stepped:
+            return False
+        n = self.result.stride
+        tile_n = _tile(n, 128 if self.depth * n < 1 << 17 else 64)  # wide tiles for small layers, as measured
+        launch(
+            updates.linear_step, (math.ceil(self.depth / 64) * (n // tile_n), step.clients),
+            *update.pointers(self.offset), *update.scalars, self.source.data, self.result.grad,
+            self.batch * self.x.image, self.batch * self.g.image, self.batch, self.depth, n,
+            HAS_BIAS=self.bias is not None, PRECISION=self.precision, **update.meta,
+            BB=max(16, _power(self.batch)), BK=64, BN=tile_n, num_warps=8 if tile_n >= 64 else 4,
+        )  # fmt: skip
+        return True
 
     def _bias_gradient(self, step: Step) -> None:
         """From the pooled gradient where a pool follows: its live windows each hold one pixel's gradient."""
@@ -197,9 +268,9 @@ class Product:
             gemm.bias_gradient, (n // self.tile_n, step.clients, self.splits),
             value.grad, self.pool.winner if self.pool else value.grad, self.gradient[self.depth * n :],
             self.batch * place.image, self.size, step.clients * self.size, pixels * n,
-            pixels, place.first(), place.image, n, math.ceil(pixels / (32 * self.splits)),
+            pixels, place.first(), place.image, n, math.ceil(pixels / (64 * self.splits)),
             ROW=place.row, HEIGHT=value.height, WIDTH=value.width, POOLED=self.pool is not None,
-            DEAD=self.pool.window**2 if self.pool else 0, BP=32, BN=self.tile_n, num_warps=4,
+            DEAD=self.pool.window**2 if self.pool else 0, BP=64, BN=self.tile_n, num_warps=8,
         )  # fmt: skip
 
     def _input_gradient(self, step: Step) -> None:
@@ -207,7 +278,7 @@ class Product:
         one = 1 if self.linear else self.source.pixels
         pixels = self.batch * one
         rows = min(128, max(16, _power(pixels)))
-        tile = _tile(channels, 64)
+        tile, deep = _tile(channels, 64), _tile(n, self.wide)
         launch(
             gemm.input_gradient, (math.ceil(pixels / rows) * (channels // tile), step.clients),
             self.result.grad, step.weights[self.offset :], self.source.data, self.source.grad,
@@ -219,8 +290,9 @@ class Product:
             X_PIXEL=0 if self.linear else self.x.pixel, DX_ROW=0 if self.linear else self.dx.row,
             DX_PIXEL=0 if self.linear else self.dx.pixel,
             HEIGHT=1 if self.linear else self.source.height, WIDTH=1 if self.linear else self.source.width,
-            TAPS=self.rows * self.columns, RUN=0 if self.linear else self.columns * n, LINEAR=self.linear,
-            PRECISION=self.precision, BP=rows, BN=tile, BK=_tile(n, self.wide), num_warps=4, num_stages=4,
+            TAPS=self.rows * self.columns, RUN=0 if self.linear else self.columns * n,
+            DEPTH=0 if self.linear else n // deep, LINEAR=self.linear,
+            PRECISION=self.precision, BP=rows, BN=tile, BK=deep, num_warps=4, num_stages=4,
         )  # fmt: skip
 
 
@@ -230,6 +302,7 @@ class MaxPool(Plain):
     def __init__(self, source: Value, result: Value, window: int, stride: int, padding: int) -> None:
         super().__init__(source, result)
         self.window, self.stride, self.padding = window, stride, padding
+        self.conv: Product | None = None  # the convolution before it
 
     def bytes(self, batch: int) -> int:
         return batch * self.result.pixels * self.result.stride
@@ -240,14 +313,34 @@ class MaxPool(Plain):
         self.winner = torch.zeros(size, dtype=torch.uint8, device=device)
 
     def forward(self, step: Step) -> None:
+        if self.conv is not None and self.conv.pooled:
+            self._forward_with(self.conv, step)
+            return
         x, y, s, r = self.source.at, self.result.at, self.source, self.result
         windows = step.clients * self.batch * r.pixels
         channels = _tile(r.stride, 64)
+        rows = 16 if s.data.dtype == torch.bfloat16 else 8
         launch(
-            pooling.max_pool, (math.ceil(windows / 32), r.stride // channels),
+            pooling.max_pool, (math.ceil(windows / rows), r.stride // channels),
             s.data, r.data, self.winner, windows, x.first(), x.image, y.first(), y.image, r.stride, int(r.relu),
             X_ROW=x.row, Y_ROW=y.row, HEIGHT=s.height, WIDTH=s.width, OUT_HEIGHT=r.height, OUT_WIDTH=r.width,
-            SIZE=self.window, STRIDE=self.stride, PADDING=self.padding, MASKED=s.relu, BP=32, BC=channels, num_warps=4,
+            SIZE=self.window, STRIDE=self.stride, PADDING=self.padding, MASKED=s.relu,
+            BP=rows, BC=channels, num_warps=4,
+        )  # fmt: skip
+
+    def _forward_with(self, conv: Product, step: Step) -> None:
+        """The convolution before it and this pool in one kernel."""
+        x, y, s, r = conv.x, self.result.at, self.source, self.result
+        n, windows = r.stride, self.batch * r.pixels
+        launch(
+            gemm.forward_pooled, (math.ceil(windows / 64) * (n // conv.tile_n), step.clients),
+            conv.source.data, step.weights[conv.offset :], conv.biases(step), r.data, self.winner,
+            self.batch * x.image, step.stride, self.batch * y.image, windows * n,
+            windows, n, x.first(conv.up, conv.left), x.image, y.first(), y.image,
+            X_ROW=x.row, X_PIXEL=x.pixel, Y_ROW=y.row, HEIGHT=s.height, WIDTH=s.width,
+            OUT_HEIGHT=r.height, OUT_WIDTH=r.width, SIZE=self.window, STRIDE=self.stride, PADDING=self.padding,
+            K=conv.depth, RUN=conv.run, MASKED=s.relu, HAS_BIAS=conv.bias is not None, PRECISION=conv.precision,
+            BP=64, BN=conv.tile_n, BK=max(16, _power(conv.depth)), num_warps=8, num_stages=2,
         )  # fmt: skip
 
     def backward(self, step: Step) -> None:
@@ -259,11 +352,11 @@ class MaxPool(Plain):
         blocks = step.clients * self.batch * down * across
         channels = _tile(r.stride, 64)
         launch(
-            pooling.max_pool_gradient, (math.ceil(blocks / 32), r.stride // channels),
+            pooling.max_pool_gradient, (math.ceil(blocks / 16), r.stride // channels),
             r.grad, self.winner, s.grad, blocks, g.first(), g.image, dx.first(), dx.image, r.stride,
             G_ROW=g.row, DX_ROW=dx.row, HEIGHT=s.height, WIDTH=s.width, OUT_HEIGHT=r.height, OUT_WIDTH=r.width,
             BLOCK_ROWS=down, BLOCK_COLUMNS=across, SIZE=self.window, STRIDE=self.stride, PADDING=self.padding,
-            REACH=math.ceil(self.window / self.stride), BP=32, BC=channels, num_warps=4,
+            REACH=math.ceil(self.window / self.stride), BP=16, BC=channels, num_warps=4,
         )  # fmt: skip
 
 
@@ -348,6 +441,10 @@ class Rebox(Plain):
         if s.relu:
             gradient = gradient * (s.as_torch(s.data, s.at, step.clients) > 0)
         s.as_torch(s.grad, s.grad_at, step.clients).copy_(gradient)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _tile(n: int, most: int) -> int:

@@ -152,7 +152,8 @@ class _Lowering:
         ):
             if wrong:
                 return why
-        return self._product(node, module, kernel, (padding[0], padding[1]))
+        self._product(node, module, kernel, (padding[0], padding[1]))
+        return None
 
     def _linear(self, node: fx.Node, module: nn.Linear) -> str | None:
         if not self.value.flat and (self.value.pixels > 1 or len(node.meta["tensor_meta"].shape) != 2):
@@ -165,7 +166,8 @@ class _Lowering:
                 stride=self.value.stride,
             )  # fmt: skip
             self.layers.append(Rebox(whole, self.value))
-        return self._product(node, module, None, (0, 0))
+        self._product(node, module, None, (0, 0))
+        return None
 
     def _product(
         self, node: fx.Node, module: nn.Conv2d | nn.Linear, kernel: tuple[int, int] | None, padding: tuple[int, int]
@@ -202,7 +204,7 @@ class _Lowering:
         pool = MaxPool(source, result, size, step, pad)
         before = self.layers[-1] if self.layers else None
         if isinstance(before, Product) and before.result is source and not before.linear:
-            before.pool = pool
+            before.pool, pool.conv = pool, before
         self.layers.append(pool)
         self.value = result
         return None
@@ -347,7 +349,7 @@ def _value(shape: tuple[int, ...]) -> Value:
 def _square(size: Any) -> int | None:
     if isinstance(size, int):
         return size
-    return size[0] if len(set(size)) == 1 else None
+    return int(size[0]) if len(set(size)) == 1 else None
 
 
 def _title(node: fx.Node, graph: fx.GraphModule) -> str:
@@ -369,4 +371,4 @@ def _dropout_calls(module: fx.GraphModule, source: Value, task: Task) -> int:
     x = x.flatten(1) if source.flat else x
     with torch.no_grad(), counted_dropout(task.seed, torch.zeros((), dtype=torch.int64, device=device), 0) as counted:
         module(x)
-    return counted.calls
+    return int(counted.calls)

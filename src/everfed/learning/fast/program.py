@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from everfed.data.augment import CentreCrop, CropFlip, Plain
-from everfed.learning.fast.kernels import inputs, loss, update
+from everfed.learning.fast.kernels import inputs, loss
+from everfed.learning.fast.kernels import update as updates
 from everfed.learning.fast.launch import launch
-from everfed.learning.fast.layers import Step
+from everfed.learning.fast.layers import Step, Update
 from everfed.learning.fast.lower import Lowered
 from everfed.learning.local import Task
 from everfed.learning.optim import SGD, Adam
@@ -39,6 +40,8 @@ class Program:
             layer.allocate(room, batch, device)
         zeros: Any = lambda *shape, dtype=torch.float32: torch.zeros(*shape, dtype=dtype, device=device)  # noqa: E731
         self.server = zeros(self.size)
+        self.sum = zeros(self.size)
+        self.bad = zeros(room, dtype=torch.int32)
         self.rows = zeros(room, self.size)
         # In float32 the masters are the operands.
         mixed = self.low != torch.float32
@@ -47,22 +50,21 @@ class Program:
         self.labels = zeros(room, batch, dtype=torch.int64)
         self.losses = zeros(room)
         # What a round is given: set before it starts, so that a recorded graph can be replayed.
-        self.who = zeros(room, dtype=torch.int64)
-        self.state_rows = zeros(room, dtype=torch.int64)
-        self.first = zeros((), dtype=torch.int64)
-        self.rates = zeros(task.local_steps, room, 2)
+        self.params = zeros(task.layout.size)
+        self.given = zeros(1 + 2 * room + task.local_steps * room, dtype=torch.int64)
+        self.first, self.who, self.state_rows = self.given[0], self.given[1 : 1 + room], self.given[1 + room :]
+        # Two floats fill the place of one integer: learning rate and bias correction of a client's step.
+        self.rates = self.given[1 + 2 * room :].view(torch.float32).view(task.local_steps, room, 2)
         self.state: list[Tensor] = []
         self.kept = True  # the state holds moments of earlier rounds
 
-    def set_server(self, params: Tensor) -> None:
-        """The server's parameters, from torch's order; padding stays zero."""
-        self.server[self.from_kernel] = params
-        if self.server_low is not self.server:
-            self.server_low.copy_(self.server)
-
     def round(self, clients: int) -> None:
         """All local steps of the first `clients` rows, from the server's parameters."""
+        self.server[self.from_kernel] = self.params  # padding stays zero
+        if self.server_low is not self.server:
+            self.server_low.copy_(self.server)
         self.losses.zero_()
+        self.bad.zero_()
         for number in range(self.task.local_steps):
             self._step(clients, number)
 
@@ -124,34 +126,38 @@ class Program:
 
     def _update(self, step: Step) -> None:
         rule = self.task.optimizer
-        adam = rule if isinstance(rule, Adam) else None
-        momentum = rule.momentum if isinstance(rule, SGD) else 0.0
-        kind = 2 if adam else (1 if momentum else 0)
+        if isinstance(rule, Adam):
+            kind, betas = 2, (rule.beta1, rule.beta2, rule.eps)
+        else:
+            assert isinstance(rule, SGD)
+            kind, betas = int(rule.momentum > 0), (rule.momentum, 0.0, 0.0)
         one, two = [*self.state, self.server, self.server][:2]
+
+        def pointers(at: int) -> tuple[Tensor, ...]:
+            parts = (step.masters, self.rows, self.rows_low, one, two)
+            return *(t.view(-1)[at:] for t in parts), self.state_rows, self.rates[step.number]
+
+        update = Update(
+            pointers,
+            (step.stride, self.size, rule.weight_decay, *betas),
+            {"KIND": kind, "FRESH": not self.kept and step.number == 0, "LOW": self.low != torch.float32},
+        )
         for layer in self.lowered.layers:
-            if not layer.size:
-                continue
-            at = layer.offset
-            launch(
-                update.optimizer_step, (math.ceil(layer.size / 1024), step.clients),
-                step.masters.view(-1)[at:], self.rows.view(-1)[at:], self.rows_low.view(-1)[at:],
-                one.view(-1)[at:], two.view(-1)[at:], self.state_rows, layer.gradient, self.rates[step.number],
-                step.stride, self.size, layer.size, step.clients * layer.size, layer.splits, layer.size,
-                getattr(rule, "weight_decay", 0.0), adam.beta1 if adam else momentum, adam.beta2 if adam else 0.0,
-                adam.eps if adam else 0.0,
-                KIND=kind, FRESH=not self.kept and step.number == 0, LOW=self.low != torch.float32,
-                BLOCK=1024, num_warps=4,
-            )  # fmt: skip
+            if layer.size and not layer.step_with(step, update):
+                launch(
+                    updates.optimizer_step, (math.ceil(layer.size / 1024), step.clients),
+                    *update.pointers(layer.offset), *update.scalars, layer.gradient, layer.size,
+                    step.clients * layer.size, layer.splits, layer.size, **update.meta, BLOCK=1024, num_warps=4,
+                )  # fmt: skip
 
     def weighed(self, clients: int, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """(sum of coefficient * update in torch's order, which rows are finite)."""
-        out = torch.empty_like(self.server)
-        bad = torch.zeros(clients, dtype=torch.int32, device=out.device)
         launch(
-            update.weighed_sum, (math.ceil(self.size / 1024),),
-            self.rows, self.server, coefficients, out, bad, clients, self.size, BLOCK=1024, num_warps=4,
+            updates.weighed_sum, (math.ceil(self.size / 1024),),
+            self.rows, self.server, coefficients, self.losses, self.sum, self.bad, clients, self.size,
+            BLOCK=1024, num_warps=4,
         )  # fmt: skip
-        return out[self.from_kernel], (bad == 0) & torch.isfinite(self.losses[:clients])
+        return self.sum[self.from_kernel], self.bad[:clients] == 0
 
 
 def arrange(lowered: Lowered, task: Task) -> tuple[int, Tensor]:

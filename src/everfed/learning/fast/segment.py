@@ -7,7 +7,7 @@ from torch import Tensor, fx
 from torch.func import functional_call, vmap
 
 from everfed.learning.dropout import counted_dropout
-from everfed.learning.fast.layers import Step
+from everfed.learning.fast.layers import Step, Update
 from everfed.learning.fast.values import Value
 from everfed.learning.precision import autocast
 
@@ -39,6 +39,9 @@ class Segment:
             where[self.names[name]] = torch.arange(start, start + shape.numel())
             start += shape.numel()
         return where
+
+    def step_with(self, step: Step, update: Update) -> bool:
+        return False
 
     def bytes(self, batch: int) -> int:
         """A guess: what autograd keeps inside is not known before it runs."""

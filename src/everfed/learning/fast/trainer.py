@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,6 +42,8 @@ class Kernels:
         self.program = Program(task, self.lowered, int(min(fits, clients, _MOST_AT_ONCE)))
         self.moments = MomentTable(task, self.program, clients)
         self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        # What a round is given, as bytes in one piece: one transfer instead of four.
+        self.given = np.zeros(len(self.program.given), np.int64)
         self.compiled = False
         self.recording = task.data.device.type == "cuda"  # off once a graph cannot be recorded
 
@@ -48,10 +51,10 @@ class Kernels:
         return self.lowered.notes
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
-        room = self.program.room
-        chunks = -(-len(clients) // room)
-        for chunk in np.array_split(clients, chunks) if chunks else []:
-            yield self._train_chunk(params, chunk, round)
+        chunks = -(-len(clients) // self.program.room)
+        for part in range(chunks):  # as even as possible
+            some = slice(part * len(clients) // chunks, (part + 1) * len(clients) // chunks)
+            yield self._train_chunk(params, clients[some], round)
 
     def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
         program, task = self.program, self.task
@@ -60,16 +63,15 @@ class Kernels:
         rows, moved = self.moments.rows(clients, count)
         if moved:  # the table grew: recorded graphs point at the old one
             self.graphs.clear()
-        rates = np.ones((task.local_steps, program.room, 2), np.float32)
-        rates[:, : len(clients)] = self.moments.rates(clients, first)
+        self.given[0] = first
         # Rows beyond the participants repeat the first one, and nobody reads them.
-        who = np.concatenate([clients, np.full(count - len(clients), clients[0])])
-        given = torch.from_numpy(np.concatenate([[first], who, rows])).to(params.device)
-        program.first.copy_(given[0])
-        program.who[:count] = given[1 : 1 + count]
-        program.state_rows[:count] = given[1 + count :]
-        program.rates.copy_(torch.from_numpy(rates))
-        program.set_server(params)
+        self.given[1 : 1 + count] = clients[0]
+        self.given[1 : 1 + len(clients)] = clients
+        self.given[1 + program.room : 1 + program.room + count] = rows
+        rates = self.given[1 + 2 * program.room :].view(np.float32).reshape(task.local_steps, program.room, 2)
+        self.moments.fill_rates(rates[:, : len(clients)], clients, first)
+        program.given.copy_(torch.from_numpy(self.given))
+        program.params.copy_(params)
         if not self.compiled:
             with compiled_together():
                 program.round(count)
@@ -128,7 +130,8 @@ class KernelTrained(Trained):
     @property
     def deltas(self) -> Tensor:
         program = self.program
-        return (program.rows[: len(self.clients)] - program.server)[:, program.from_kernel]
+        rows: Tensor = program.rows[: len(self.clients)] - program.server
+        return rows[:, program.from_kernel]
 
     def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
         program = self.program
@@ -144,8 +147,7 @@ class MomentTable:
 
     def __init__(self, task: Task, program: Program, clients: int) -> None:
         self.task, self.program = task, program
-        rule = task.optimizer
-        self.names = ["mean", "square"] if isinstance(rule, Adam) else (["velocity"] if rule.momentum else [])
+        self.names = [name for name in task.optimizer.init(0, 0, task.data.device) if name != "count"]
         program.kept = task.keep_state
         self.row_of = np.full(clients, -1, np.int64)
         self.counts = np.zeros(clients, np.int64)  # local steps done
@@ -181,15 +183,17 @@ class MomentTable:
             new[: self.used] = old[: self.used]
         self.program.state, self.rows_there = grown, rows
 
-    def rates(self, clients: Ints, first: int) -> Floats:
+    def fill_rates(self, out: npt.NDArray[np.float32], clients: Ints, first: int) -> None:
         """[steps, clients, 2]: learning rates, with Adam's bias corrections, in double precision."""
         rule, steps = self.task.optimizer, self.task.local_steps
         lr = np.array([rate(rule, first + s, self.task.iterations) for s in range(steps)])[:, None]
-        done = self.counts[clients] if self.task.keep_state else np.zeros(len(clients), np.int64)
-        number = done[None, :] + np.arange(1, steps + 1)[:, None]
         if not isinstance(rule, Adam):
-            return np.stack([lr + 0.0 * number, 1.0 + 0.0 * number], axis=-1)
-        return np.stack([lr / (1.0 - rule.beta1**number), (1.0 - rule.beta2**number) ** -0.5], axis=-1)
+            out[:, :, 0] = lr
+            return
+        done = self.counts[clients] if self.task.keep_state else 0
+        number = done + np.arange(1, steps + 1)[:, None]
+        out[:, :, 0] = lr / (1.0 - rule.beta1**number)
+        out[:, :, 1] = (1.0 - rule.beta2**number) ** -0.5
 
     def count(self, clients: Ints) -> None:
         self.counts[clients] += self.task.local_steps
