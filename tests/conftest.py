@@ -7,3 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 import torch
 
 torch.set_num_threads(1)
+
+if not torch.cuda.is_available():
+    # The GPU kernels are tested in Triton's interpreter. It must be asked for before anything imports Triton.
+    os.environ["TRITON_INTERPRET"] = "1"

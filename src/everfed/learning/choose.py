@@ -17,13 +17,13 @@ def kernels(task: Task) -> Trainer:
 
 def auto(task: Task) -> Trainer:
     """Kernels where they exist for the model, the general batched trainer otherwise."""
+    if task.data.device.type == "cpu":  # spares importing Triton where it cannot help
+        return Batched(task, "kernels need a GPU, and this run trains on the CPU")
     trainer, reason = _fast(task)
     return trainer or Batched(task, reason)
 
 
 def _fast(task: Task) -> tuple[Trainer | None, str]:
-    if task.data.device.type == "cpu" and not _interpreted():  # spares importing Triton where it cannot help
-        return None, "the kernels need a GPU, and this run trains on the CPU"
     try:
         from everfed.learning.fast.lower import CannotLowerError
         from everfed.learning.fast.trainer import Kernels
@@ -33,10 +33,3 @@ def _fast(task: Task) -> tuple[Trainer | None, str]:
         return Kernels(task), ""
     except CannotLowerError as error:
         return None, str(error)
-
-
-def _interpreted() -> bool:
-    """Triton's interpreter runs kernels on a CPU: far too slow for anything but tests."""
-    import os
-
-    return os.environ.get("TRITON_INTERPRET") == "1"

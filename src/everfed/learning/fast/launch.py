@@ -15,9 +15,9 @@ Call = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 _listed: list[Call] | None = None
 
 
-def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on the CPU: slow, for tests (TRITON_INTERPRET=1)."""
-    return bool(knobs.runtime.interpret)
+# Whether kernels run in Triton's interpreter, on the CPU: slow, for tests. Triton asks for the
+# variable TRITON_INTERPRET once, when kernels are imported, and so must we.
+INTERPRETED = bool(knobs.runtime.interpret)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -41,7 +41,7 @@ def compiled_together() -> Iterator[None]:
         yield
     finally:
         _listed = None
-    if interpreted():  # nothing to compile
+    if INTERPRETED:  # nothing to compile
         return
     from triton.runtime._async_compile import AsyncCompileMode
 

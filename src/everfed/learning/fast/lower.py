@@ -16,7 +16,10 @@ from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from everfed.learning.dropout import counted_dropout
-from everfed.learning.fast.layers import Dropout, Layer, MaxPool, MeanPool, Product, Rebox
+from everfed.learning.fast.layers import Layer
+from everfed.learning.fast.pointwise import Dropout, Rebox
+from everfed.learning.fast.pools import MaxPool, MeanPool
+from everfed.learning.fast.product import Product
 from everfed.learning.fast.segment import Segment
 from everfed.learning.fast.values import Value
 from everfed.learning.local import Task

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning, InputError
-from everfed.learning.fast.launch import compiled_together, interpreted
+from everfed.learning.fast.launch import INTERPRETED, compiled_together
 from everfed.learning.fast.lower import CannotLowerError, lower
 from everfed.learning.fast.program import Program, bytes_per_client
 from everfed.learning.local import Task, Trained
@@ -34,7 +34,7 @@ class Kernels:
         _check(task)
         self.task = task
         task.module.train()
-        self.lowered = lower(task, exact=interpreted())
+        self.lowered = lower(task, exact=INTERPRETED)
         clients = len(task.data.sizes)
         fits = budget(task) // bytes_per_client(self.lowered, task)
         if fits == 0:
@@ -233,8 +233,8 @@ def bucket(clients: int, room: int) -> int:
 
 
 def _check(task: Task) -> None:
-    if task.data.device.type != "cuda" and not interpreted():
-        raise CannotLowerError("the kernels need a GPU, and this run trains on the CPU")
+    if task.data.device.type != "cuda" and not INTERPRETED:
+        raise CannotLowerError("kernels need a GPU, and this run trains on the CPU")
     if task.loss is not F.cross_entropy:
         raise CannotLowerError("the loss is not cross-entropy")
     if type(task.optimizer) not in (SGD, Adam):

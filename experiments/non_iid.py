@@ -1,0 +1,606 @@
+"""Where the method matters most: CIFAR-10 whose classes follow the energy. Every number of docs/results/non_iid.md.
+
+    python experiments/non_iid.py run --jobs 3 --limit-s 540   # again and again, until it says that all is done
+    python experiments/non_iid.py table                        # the tables, from the results file alone
+
+A run is one line of the results file, written when the run ends; what is there is not done again. With a time
+limit, no run is started that would not fit, going by how long its like have taken; one that overruns all the
+same is given up and leaves no trace. The default precision, bf16, needs a GPU; --jobs processes share it. Only
+what trains is imported: numpy and torch are enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from everfed import config, presets
+from everfed.data.dataset import Dataset
+from everfed.data.partition import ByEnergy, Dirichlet, Split
+from everfed.energy.fleet import Group
+from everfed.errors import DivergenceError, EverfedWarning
+from everfed.experiment import Experiment
+from everfed.learning.evaluate import Metrics
+from everfed.learning.optim import SGD, Adam, Optimizer
+from everfed.random import Purpose, permutation
+
+COMPARED = ("algorithm1", "greedy", "wait-for-all", "fedavg")  # those of `everfed compare`
+SPLITS: dict[str, Split] = {
+    "by-energy 0.25": ByEnergy(0.25),
+    "by-energy 0.5": ByEnergy(0.5),
+    "by-energy 0.75": ByEnergy(0.75),
+    "by-energy 1": ByEnergy(1.0),
+    "dirichlet 0.3": Dirichlet(0.3, per="energy-group"),
+}
+# What a stage of the study is about, the most telling first: time may run out before the last.
+STAGES = (
+    ("sgd", "by-energy 0.5"),
+    ("sgd", "by-energy 1"),
+    ("adam", "by-energy 1"),
+    ("adam", "by-energy 0.5"),
+    ("control", "by-energy 1"),
+    ("sgd", "dirichlet 0.3"),
+    ("sgd", "by-energy 0.75"),
+    ("sgd", "by-energy 0.25"),
+)
+# Taking Adam apart: its normalising without its momentum, a momentum without the normalising, no memory at all.
+CONTROLS = (("adam, beta1 0", 1e-3), ("sgd, momentum 0.9", 0.005), ("adam, reset", 1e-3))
+LAST, WIGGLE = 5, 10  # evaluations at the end of a run that are averaged, and whose spread is the wiggle
+CLOSE_UP = 40  # rounds at the end that are evaluated one by one: two of the longest windows
+SLACK = 1.2  # a run may take this much longer than the slowest of its like
+Line = dict[str, Any]
+
+
+def client(kind: str, rate: float) -> tuple[Optimizer, bool]:
+    """A client's optimiser, and whether it keeps its state from one of its rounds to its next."""
+    optimizers: dict[str, Optimizer] = {
+        "sgd": SGD(rate),
+        "sgd, momentum 0.9": SGD(rate, momentum=0.9),
+        "adam": Adam(rate),
+        "adam, beta1 0": Adam(rate, beta1=0.0),
+        "adam, reset": Adam(rate),
+    }
+    return optimizers[kind], kind != "adam, reset"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. Only the part "tune" looks at held-out training images, all others at the test set."""
+
+    part: str
+    split: str
+    method: str
+    client: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} | {self.split} | {self.method} | {self.client} {self.rate:g} | seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that the runs have in common, and what is varied."""
+
+    base: Experiment
+    stages: tuple[tuple[str, str], ...] = STAGES
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1)
+    adam_rates: tuple[float, ...] = (1e-3, 3e-4)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    held_out: int = 5000
+
+    def settings(self) -> dict[str, Any]:
+        """What must agree for a line of the results file to count as one of this study."""
+        base = self.base
+        data = config.to_dict(base.data)["kind"]
+        return {"data": data, "rounds": base.rounds, "precision": base.precision, "held_out": self.held_out}
+
+    def tuning(self, split: str, method: str) -> list[Run]:
+        return [Run("tune", split, method, "sgd", rate, self.seeds[0]) for rate in self.rates]
+
+    def finals(self, split: str, method: str, done: Mapping[str, Line]) -> list[Run]:
+        """The runs at the chosen rate; none while the tuning is not complete."""
+        rate = chosen_rate([done.get(run.name) for run in self.tuning(split, method)])
+        return [] if rate is None else [Run("final", split, method, "sgd", rate, seed) for seed in self.seeds]
+
+    def runs(self, done: Mapping[str, Line]) -> list[Run]:
+        """Every run that is known so far, the most telling first; rates are known once their tuning is done."""
+        runs: list[Run] = []
+        first = self.seeds[0]
+        for stage, split in self.stages:
+            if stage == "sgd":
+                runs += [run for method in COMPARED for run in self.tuning(split, method)]
+                runs += [run for method in COMPARED for run in self.finals(split, method, done)]
+            elif stage == "adam":
+                runs += [Run("adam", split, m, "adam", rate, first) for rate in self.adam_rates for m in COMPARED]
+            else:
+                runs += [Run("control", split, "algorithm1", kind, rate, first) for kind, rate in CONTROLS]
+        return runs
+
+    def total(self) -> int:
+        sizes = {
+            "sgd": len(COMPARED) * (len(self.rates) + len(self.seeds)),
+            "adam": len(COMPARED) * len(self.adam_rates),
+            "control": len(CONTROLS),
+        }
+        return sum(sizes[stage] for stage, _ in self.stages)
+
+
+# ---- one run ----
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A data set that is in memory already, in the place of its source."""
+
+    dataset: Dataset
+
+    def load(self) -> Dataset:
+        return self.dataset
+
+
+def hold_out(dataset: Dataset, count: int) -> Dataset:
+    """The data set with `count` training samples as its test set: always the same ones, drawn at random.
+
+    Rates are chosen on these, so that the test set has no part in the choice.
+    """
+    order = permutation(len(dataset.y), seed=0, purpose=Purpose.PARTITION, stream=2**20)  # a stream no split uses
+    held, kept = np.sort(order[:count]), np.sort(order[count:])
+    return replace(
+        dataset, x=dataset.x[kept], y=dataset.y[kept], test_x=dataset.x[held], test_y=dataset.y[held]
+    )  # fmt: skip
+
+
+class Watched:
+    """A trainer that also keeps the losses of its clients and, looking closely, how long their updates are and which
+    way they push the outputs.
+
+    The push is the update's last parameters: in all built-in models the biases of the output, one a class.
+    """
+
+    def __init__(self, trainer: Any, groups: Sequence[Group], clients: int, classes: int, closely: bool) -> None:
+        self.trainer, self.classes, self.closely = trainer, classes, closely
+        self.group_of = np.empty(clients, np.int64)
+        for number, group in enumerate(groups):
+            self.group_of[group.clients] = number
+        self.seen: list[tuple[Any, torch.Tensor]] = []
+
+    def train(self, params: torch.Tensor, clients: Any, round: int) -> Iterator[Any]:
+        for trained in self.trainer.train(params, clients, round):
+            # Copies, left on the device: nothing waits for the numbers before a block of rounds is over.
+            numbers = [trained.losses[:, None]]
+            if self.closely:  # some trainers have to put the updates together first, which takes time
+                deltas = trained.deltas
+                numbers += [deltas.norm(dim=1)[:, None], deltas[:, -self.classes :]]
+            self.seen.append((trained.clients, torch.cat(numbers, dim=1)))
+            yield trained
+
+    def block(self) -> dict[str, list[Any]]:
+        """The means of each group since the last call; None for a group that was not heard."""
+        out: dict[str, list[Any]] = {"length": [], "train_loss": [], "push": []}
+        groups = self.group_of[np.concatenate([clients for clients, _ in self.seen])] if self.seen else np.empty(0)
+        values = torch.cat([values for _, values in self.seen]).double().cpu().numpy() if self.seen else np.empty(0)
+        self.seen.clear()
+        for number in range(int(self.group_of.max()) + 1):
+            mean = values[groups == number].mean(axis=0) if (groups == number).any() else None
+            close = self.closely and mean is not None
+            out["train_loss"].append(None if mean is None else rounded(mean[0]))
+            out["length"].append(rounded(mean[1]) if close else None)
+            out["push"].append([round(float(v), 7) for v in mean[2:]] if close else None)
+        return out
+
+
+def rounded(value: Any) -> float:
+    return round(float(value), 5)
+
+
+def rare_accuracy(split: Split, metrics: Metrics, counts: Any, groups: Sequence[Group]) -> float:
+    """How well the classes of the group with the least energy are known.
+
+    By energy: the mean recall of the classes at home there. Dirichlet, where no class is at home in one group
+    alone: the recalls weighted by that group's class mix.
+    """
+    assert metrics.class_accuracy is not None
+    assert metrics.group_accuracy is not None
+    if not isinstance(split, ByEnergy):
+        return metrics.group_accuracy[groups[-1].label]
+    return statistics.fmean(metrics.class_accuracy[c] for c in rare_classes(counts, groups))
+
+
+def rare_classes(counts: Any, groups: Sequence[Group]) -> list[int]:
+    """The classes of which the group with the least energy holds more than any other group."""
+    held = np.array([counts[group.clients].sum(axis=0) for group in groups])
+    return np.flatnonzero(held.argmax(axis=0) == len(groups) - 1).tolist()
+
+
+def execute(study: Study, dataset: Dataset, run: Run, deadline: float = math.inf) -> Line | None:
+    """Do one run; None if the deadline (of time.time) came first. A run that diverges says so in its line."""
+    began = time.time()
+    optimizer, keeps = client(run.client, run.rate)
+    data = hold_out(dataset, study.held_out) if run.part == "tune" else dataset
+    experiment = replace(
+        study.base, data=Loaded(data), split=SPLITS[run.split], client=optimizer, keep_state=keeps, seed=run.seed
+    ).with_method(run.method)
+    simulation, groups = experiment.simulation(), experiment.make_fleet().groups()
+    counts = simulation.data.label_counts()
+    closely = run.part != "tune" and run.seed == study.seeds[0]
+    watched = Watched(simulation.trainer, groups, *counts.shape, closely)
+    simulation.trainer = watched
+    keys = ("round", "accuracy", "worst_group", "rare", "loss", "class_accuracy", "length", "train_loss", "push")
+    curve: dict[str, list[Any]] = {key: [] for key in keys}
+    close_up: list[dict[str, Any]] = []
+    diverged = None
+    try:
+        for record in simulation:
+            if time.time() > deadline:
+                return None
+            if closely and record.round >= experiment.rounds - CLOSE_UP:
+                metrics = record.metrics or simulation.evaluate(simulation.flat)
+                heard = np.bincount(watched.group_of[record.participants], minlength=len(groups)).tolist()
+                recalls = [rounded(v) for v in metrics.class_accuracy]
+                close_up.append({"round": record.round + 1, "heard": heard, "class_accuracy": recalls})
+            if record.metrics:
+                point = {
+                    "round": record.round + 1,
+                    "accuracy": rounded(record.metrics.accuracy),
+                    "worst_group": rounded(record.metrics.worst_group_accuracy),
+                    "rare": rounded(rare_accuracy(experiment.split, record.metrics, counts, groups)),
+                    "loss": rounded(record.metrics.loss),
+                    "class_accuracy": [rounded(v) for v in record.metrics.class_accuracy],
+                    **watched.block(),
+                }
+                for key in keys:
+                    curve[key].append(point[key])
+    except DivergenceError as error:
+        diverged = str(error)
+    curve["push"] = curve["push"][-LAST:]  # the long part of a line, and only its end is looked at
+    return {
+        "name": run.name,
+        **asdict(run),
+        "settings": study.settings(),
+        "seconds": round(time.time() - began, 1),
+        "diverged": diverged,
+        "groups": [group.label for group in groups],
+        "shares": [rounded(counts[group.clients].sum() / counts.sum()) for group in groups],
+        "rare_classes": rare_classes(counts, groups),
+        "curve": curve,
+        "close_up": close_up,
+    }
+
+
+# ---- many runs ----
+
+_study: Study  # in a worker process: set when it starts
+_dataset: Dataset
+
+
+def _start(study: Study) -> None:
+    global _study, _dataset
+    warnings.simplefilter("ignore", EverfedWarning)
+    torch.set_num_threads(1)  # the processes share the cores as they share the GPU
+    _study, _dataset = study, study.base.data.load()
+
+
+def _work(run: Run, deadline: float) -> Line | None:
+    return execute(_study, _dataset, run, deadline)
+
+
+class Here(Executor):
+    """One run after the other in this process, where starting another would gain nothing."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.dataset = study, study.base.data.load()
+
+    def submit(self, work: Any, run: Run, deadline: float) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+        future.set_result(execute(self.study, self.dataset, run, deadline))
+        return future
+
+
+def executor(study: Study, jobs: int) -> Executor:
+    if jobs == 1:
+        return Here(study)
+    # Spawned, not forked: a forked child of a process that has used CUDA cannot use it.
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start, initargs=(study,))
+
+
+def fitting(runs: Iterable[Run], done: Mapping[str, Line], left_s: float) -> Run | None:
+    """The first run that the time left is enough for, as far as one can tell."""
+    for run in runs:
+        like = [line["seconds"] for line in done.values() if line["method"] == run.method]
+        like = like or [line["seconds"] for line in done.values()]
+        if left_s > 0 and SLACK * max(like, default=0.0) <= left_s:
+            return run
+    return None
+
+
+def carry_out(study: Study, results: Path, jobs: int = 1, limit_s: float = math.inf) -> dict[str, Line]:
+    """Do what is still to do, within the limit; returns all lines by name, those of earlier calls included."""
+    began = time.time()
+    deadline = began + limit_s
+    done = read(results, study.settings())
+    total = study.total()
+
+    def finished() -> int:
+        return sum(run.name in done for run in study.runs(done))
+
+    print(f"{finished()} of {total} runs are done already", flush=True)
+
+    def keep(line: Line | None, run: Run) -> None:
+        if line is None:
+            print(f"{time.time() - began:6.0f} s  given up, out of time: {run.name}", flush=True)
+            return
+        append(results, line)
+        done[run.name] = line
+        now = f"{time.time() - began:6.0f} s  {finished()}/{total}  {run.name}"
+        m = measures(line)
+        told = f"accuracy {100 * m['last5']:.1f}  rare {100 * m['rare']:.1f}" if m else line["diverged"]
+        print(f"{now}  {told}  ({line['seconds']:.0f} s)", flush=True)
+
+    with executor(study, jobs) as pool:
+        pending: dict[Future[Line | None], Run] = {}
+        while True:
+            while len(pending) < jobs:
+                waiting = [r for r in study.runs(done) if r.name not in done and r not in pending.values()]
+                run = fitting(waiting, done, deadline - time.time())
+                if run is None:
+                    break
+                pending[pool.submit(_work, run, deadline)] = run
+            if not pending:
+                break
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                keep(future.result(), pending.pop(future))
+    left = total - finished()
+    print(f"{left} runs are left: start this again" if left else "all runs are done", flush=True)
+    return read(results, study.settings())
+
+
+def append(results: Path, line: Line) -> None:
+    """One line more, on the disk before the next run starts; a line cut off by a kill is closed first."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with results.open("ab+") as file:
+        torn = file.tell() > 0 and (file.seek(-1, 2), file.read(1))[1] != b"\n"
+        file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+
+
+def read(results: Path, settings: Mapping[str, Any] | None = None) -> dict[str, Line]:
+    """The lines of a results file by name: those with these settings, or with those of the last line."""
+    lines = []
+    for text in results.read_text().splitlines() if results.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            print("a line of the results file was cut off and is left out", flush=True)
+    wanted = settings or (lines[-1]["settings"] if lines else None)
+    # By name, since runs that share a device end in any order, and tables should not depend on it.
+    return {line["name"]: line for line in sorted(lines, key=lambda a: a["name"]) if line["settings"] == wanted}
+
+
+# ---- what the runs say ----
+
+
+def measures(line: Line) -> dict[str, float] | None:
+    """The figures of a run; None if it diverged. Means are over the last five evaluations, since curves wiggle."""
+    curve = line["curve"]
+    if line["diverged"] or not curve["accuracy"]:
+        return None
+    losses = [group_mean(row, line["shares"]) for row in curve["train_loss"][-LAST:]]
+    heard = [loss for loss in losses if loss is not None]
+    return {
+        "last": curve["accuracy"][-1],
+        "last5": statistics.fmean(curve["accuracy"][-LAST:]),
+        "worst": statistics.fmean(curve["worst_group"][-LAST:]),
+        "rare": statistics.fmean(curve["rare"][-LAST:]),
+        "train_loss": statistics.fmean(heard) if heard else math.nan,
+        "wiggle": statistics.pstdev(curve["accuracy"][-WIGGLE:]),
+    }
+
+
+def group_mean(values: Sequence[float | None], shares: Sequence[float]) -> float | None:
+    """The mean over the groups that were heard, by their part of the data; None if none was."""
+    known = [(v, s) for v, s in zip(values, shares, strict=True) if v is not None]
+    return sum(v * s for v, s in known) / sum(s for _, s in known) if known else None
+
+
+def chosen_rate(lines: Sequence[Line | None]) -> float | None:
+    """The rate with the best validation accuracy; a diverged run is worst, the smaller of two equals wins."""
+    known = [line for line in lines if line is not None]
+    if not known or len(known) < len(lines):
+        return None
+
+    def score(line: Line) -> float:
+        m = measures(line)
+        return m["last5"] if m else -1.0
+
+    return max(sorted(known, key=lambda line: line["rate"]), key=score)["rate"]
+
+
+def jumps(line: Line) -> tuple[float, float] | None:
+    """Over the close-up: how much a round that hears the rarest group adds to the recall of its classes, and of the
+    others, on average."""
+    rare = set(line["rare_classes"])
+    steps = []
+    for before, after in zip(line["close_up"], line["close_up"][1:], strict=False):
+        if after["heard"][-1]:
+            gain = np.subtract(after["class_accuracy"], before["class_accuracy"])
+            is_rare = np.array([c in rare for c in range(len(gain))])
+            steps.append((gain[is_rare].mean(), gain[~is_rare].mean()))
+    return tuple(np.mean(steps, axis=0).tolist()) if steps and rare else None
+
+
+def percent(values: Sequence[float]) -> str:
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.1f}{spread}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def select(lines: Mapping[str, Line], **wanted: Any) -> list[Line]:
+    return [line for line in lines.values() if all(line[key] == value for key, value in wanted.items())]
+
+
+def cell(lines: Sequence[Line], key: str) -> str:
+    known = [m[key] for m in map(measures, lines) if m]
+    lost = f" ({len(lines) - len(known)} diverged)" if len(known) < len(lines) else ""
+    return (percent(known) if known else "–") + lost
+
+
+def tuning_table(done: Mapping[str, Line]) -> str:
+    """Validation accuracy by rate; the chosen one is bold."""
+    rates = sorted({line["rate"] for line in select(done, part="tune")})
+    rows = []
+    for split in SPLITS:
+        for method in COMPARED:
+            lines = [(select(done, part="tune", split=split, method=method, rate=rate) or [None])[0] for rate in rates]
+            best = chosen_rate(lines)
+            cells = ["" if line is None else cell([line], "last5") for line in lines]
+            cells = [f"**{c}**" if rate == best else c for c, rate in zip(cells, rates, strict=True)]
+            rows += [[f"{split}, {method}", *cells]] if any(cells) else []
+    return markdown(["validation accuracy %", *[f"lr {rate:g}" for rate in rates]], rows)
+
+
+def split_table(done: Mapping[str, Line], split: str) -> str:
+    rows = []
+    for method in COMPARED:
+        lines = select(done, part="final", split=split, method=method)
+        if lines:
+            known = [m for m in map(measures, lines) if m]
+            loss = f"{statistics.fmean(m['train_loss'] for m in known):.2f}" if known else "–"
+            cells = [cell(lines, key) for key in ("last", "last5", "worst", "rare")]
+            rows.append([method, f"{lines[0]['rate']:g}", *cells, loss, cell(lines, "wiggle"), str(len(lines))])
+    head = ["method", "lr", "last %", "last 5 %", "worst group %", "rare classes %", "train loss", "wiggle", "seeds"]
+    return markdown(head, rows)
+
+
+def clients_table(done: Mapping[str, Line]) -> str:
+    """Accuracy and rare classes of the first seed, by the clients' optimiser; SGD at its chosen rate beside Adam."""
+    seed = min(line["seed"] for line in done.values())
+    rows = []
+    for split in SPLITS:
+        others = select(done, part="adam", split=split) + select(done, part="control", split=split)
+        if not others:
+            continue
+        kinds = list(dict.fromkeys((line["client"], line["rate"]) for line in others))
+        for kind, rate in [("sgd", None), *kinds]:
+            cells = []
+            for method in COMPARED:
+                wanted = {"split": split, "client": kind, "method": method, "seed": seed}
+                found = select(done, part="final", **wanted)
+                if rate is not None:
+                    found = [line for line in select(done, rate=rate, **wanted) if line in others]
+                cells.append(f"{cell(found, 'last5')} / {cell(found, 'rare')}" if found else "")
+            rows.append([f"{split}, {kind} {'tuned' if rate is None else format(rate, 'g')}", *cells])
+    return markdown(["accuracy % / rare classes %", *COMPARED], rows)
+
+
+def pushes(line: Line) -> tuple[float, float] | None:
+    """How the biases of the rare classes are pushed at the end of a run: by the group they are at home in, and by all
+    others together, each group by its part of the data (its mean weight in a round of an unbiased method)."""
+    own, others = [], []
+    for row in line["curve"]["push"]:
+        if None not in row:
+            weighted = np.array(line["shares"])[:, None] * np.array(row)[:, line["rare_classes"]]
+            own.append(weighted[-1].mean())
+            others.append(weighted[:-1].sum(axis=0).mean())
+    return (statistics.fmean(own), statistics.fmean(others)) if own and line["rare_classes"] else None
+
+
+def updates_table(done: Mapping[str, Line]) -> str:
+    """What clients send, early and late in the run, and what a round that hears the rarest group does to the model."""
+    seed = min(line["seed"] for line in done.values())
+    unbiased = [line for line in done.values() if line["method"] in ("algorithm1", "fedavg") and line["seed"] == seed]
+    rows = []
+    for line in unbiased:
+        if line["part"] == "tune" or line["diverged"]:
+            continue
+        cells = [f"{line['split']}, {line['method']}, {line['client']} {line['rate']:g}"]
+        tenth = max(1, len(line["curve"]["round"]) // 10)
+        for key, group in (("length", 0), ("length", -1), ("train_loss", 0), ("train_loss", -1)):
+            values = [row[group] for row in line["curve"][key]]
+            ends = [[v for v in part if v is not None] for part in (values[:tenth], values[-tenth:])]
+            cells.append(" → ".join(f"{statistics.fmean(end):.2f}" if end else "–" for end in ends))
+        pushed, moved = pushes(line), jumps(line)
+        cells.append(f"{1000 * pushed[0]:+.2f} {1000 * pushed[1]:+.2f}" if pushed else "–")
+        cells.append(f"{100 * moved[0]:+.1f} {100 * moved[1]:+.1f}" if moved else "–")
+        rows.append(cells)
+    labels = next(iter(done.values()))["groups"]
+    ends = [f"{what}, {label}" for what in ("length", "loss") for label in (labels[0], labels[-1])]
+    return markdown(["run", *ends, "push on rare classes ×1000: own, others", "jump of recall: rare, others"], rows)
+
+
+def summary_table(done: Mapping[str, Line]) -> str:
+    rows = []
+    for split in SPLITS:
+        found = [select(done, part="final", split=split, method=method) for method in COMPARED]
+        if any(found):
+            rows.append([split, *[f"{cell(f, 'last5')} / {cell(f, 'rare')}" if f else "" for f in found]])
+    return markdown(["accuracy % / rare classes %", *COMPARED], rows)
+
+
+def tables(done: Mapping[str, Line]) -> str:
+    """All of it as markdown, the summary last."""
+    if not done:
+        return "no runs yet"
+    parts = ["## Tuning", tuning_table(done)]
+    for split in SPLITS:
+        if select(done, part="final", split=split):
+            parts += [f"## {split}", split_table(done, split)]
+    if select(done, part="adam") or select(done, part="control"):
+        parts += ["## The clients' optimiser", clients_table(done)]
+    return "\n\n".join([*parts, "## Updates", updates_table(done), "## Summary", summary_table(done)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("--results", type=Path, default=Path("everfed-out/non_iid.jsonl"))
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which this call must be over")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the device")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--preset", default="paper-cifar10", help="whose data, model, fleet and batch to use")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.02, 0.05, 0.1], help="the grid for SGD")
+    parser.add_argument("--adam-rates", type=float, nargs="+", default=[1e-3, 3e-4])
+    parser.add_argument("--splits", nargs="+", default=list(SPLITS), choices=list(SPLITS), help="only these")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--held-out", type=int, default=5000, help="training samples to choose the rates on")
+    options = parser.parse_args()
+    if options.command == "table":
+        print(tables(read(options.results)))
+        return
+    base = replace(
+        config.from_dict(presets.content(options.preset)),
+        rounds=options.rounds, device=options.device, precision=options.precision,
+    )  # fmt: skip
+    study = Study(
+        base,
+        stages=tuple(stage for stage in STAGES if stage[1] in options.splits),
+        rates=tuple(options.rates),
+        adam_rates=tuple(options.adam_rates),
+        seeds=tuple(range(options.seeds)),
+        held_out=options.held_out,
+    )
+    done = carry_out(study, options.results, options.jobs, options.limit_s)
+    print("\n" + tables(done))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The GPU kernels against the reference trainer: on a GPU if there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from torch import nn
+
+import everfed as ef
+
+pytest.importorskip("triton", reason="Triton is not installed here")
+from everfed.learning.fast import trainer
+from kernel_models import CLASSES, DEVICE, MODELS, Residual, chain, drawn_models, images, task
+
+GPU = torch.cuda.is_available()
+OPTIMIZERS = {
+    "sgd": ef.SGD(0.1),
+    "momentum and decay": ef.SGD(0.1, momentum=0.9, weight_decay=0.01, schedule=ef.Cosine()),
+    "adam": ef.Adam(1e-2, eps=1e-3),
+    "adam and decay": ef.Adam(1e-2, eps=1e-3, weight_decay=0.01),
+}
+ROUNDS = ([0, 1, 2], [1], [0, 2])
+
+
+def deltas(trained, params, clients, round):
+    parts = [(part.deltas, part.losses) for part in trained.train(params, np.array(clients), round)]
+    return torch.cat([d for d, _ in parts]), torch.cat([losses for _, losses in parts])
+
+
+def distance(a, b):
+    return float((a - b).norm() / b.norm().clamp_min(1e-30))
+
+
+def made(name):
+    build, shape, options = MODELS[name]
+    torch.manual_seed(0)
+    return build(), images(shape, **options)
+
+
+def assert_alike(model, data, optimizer, **more):
+    """Three rounds of both trainers: every update, every loss and the weighed sum."""
+    fast, slow = (ef.TRAINERS[t](task(model, data, optimizer, **more)) for t in ("kernels", "one-by-one"))
+    params = fast.task.layout.flatten(model)
+    for round, clients in enumerate(ROUNDS):
+        expected, losses = deltas(slow, params, clients, round)
+        (part,) = fast.train(params, np.array(clients), round)
+        weights = np.linspace(0.5, 2.0, len(clients))
+        update, finite = part.weighed(weights)
+        assert finite.all()
+        assert distance(part.deltas, expected) < 1e-4
+        assert distance(update, torch.as_tensor(weights, dtype=torch.float32, device=DEVICE) @ expected) < 1e-4
+        torch.testing.assert_close(part.losses, losses, rtol=1e-4, atol=1e-5)
+        params = params + update
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_trains_like_the_reference(name):
+    model, data = made(name)
+    assert_alike(model, data, ef.Adam(1e-2, eps=1e-3))
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept state", "fresh state"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_steps_like_the_reference(optimizer, keep):
+    model, data = made("mlp")
+    assert_alike(model, data, OPTIMIZERS[optimizer], keep_state=keep)
+
+
+@settings(max_examples=12 if GPU else 6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(drawn_models())
+def test_gradients_of_random_shapes(drawn):
+    model, shape, batch = drawn
+    data = images(shape)
+    once = {"batch_size": batch, "local_steps": 1}
+    # A gradient-descent step of rate 1 is the gradient itself.
+    fast, slow = (ef.TRAINERS[t](task(model, data, ef.SGD(1.0), **once)) for t in ("kernels", "one-by-one"))
+    params = fast.task.layout.flatten(model)
+    got, expected = (deltas(t, params, [2, 0], 0)[0] for t in (fast, slow))
+    sizes = fast.task.layout.sizes
+    for a, b, name in zip(got.split(sizes, 1), expected.split(sizes, 1), fast.task.layout.names, strict=True):
+        assert (a - b).norm() <= 1e-4 * expected.norm(), name
+
+
+def test_a_batch_too_large_for_one_tile():
+    model, data = made("mlp")
+    assert_alike(model, data, ef.SGD(0.1, momentum=0.9), batch_size=130)
+
+
+def test_rows_that_fill_a_bucket_disturb_nobody():
+    assert [trainer.bucket(n, 40) for n in (1, 2, 15, 16, 17, 33, 39, 40)] == [1, 2, 15, 16, 18, 36, 40, 40]
+    model, _ = made("linear")
+    data = images((10,), clients=20)
+    fast, slow = (ef.TRAINERS[t](task(model, data, ef.Adam(1e-2, eps=1e-3))) for t in ("kernels", "one-by-one"))
+    params = fast.task.layout.flatten(model)
+    for round, clients in enumerate((range(17), range(3, 20), range(17))):
+        got, expected = (deltas(t, params, clients, round)[0] for t in (fast, slow))
+        assert distance(got, expected) < 1e-4
+
+
+def test_chunks_change_nothing():
+    model, data = made("mlp")
+    whole = ef.TRAINERS["kernels"](task(model, data, ef.Adam()))
+    one = trainer.bytes_per_client(whole.lowered, whole.task)
+    split = ef.TRAINERS["kernels"](task(model, data, ef.Adam(), memory_budget=2 * one))
+    assert (whole.program.room, split.program.room) == (3, 2)
+    params = whole.task.layout.flatten(model)
+    for round in range(2):
+        a, b = (deltas(t, params, [0, 1, 2], round) for t in (whole, split))
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[1], b[1])
+
+
+def test_less_memory_than_one_client_needs_is_an_error():
+    model, data = made("mlp")
+    with pytest.raises(ef.InputError, match="does not fit into the device's memory"):
+        ef.TRAINERS["kernels"](task(model, data, ef.Adam(), memory_budget=10))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_client_state_can_move_to_the_batched_trainer_and_back(optimizer):
+    model, data = made("mlp")
+    uncut, first = (ef.TRAINERS["kernels"](task(model, data, OPTIMIZERS[optimizer])) for _ in range(2))
+    middle = ef.TRAINERS["batched"](task(model, data, OPTIMIZERS[optimizer]))
+    last = ef.TRAINERS["kernels"](task(model, data, OPTIMIZERS[optimizer]))
+    params = uncut.task.layout.flatten(model)
+    expected = [deltas(uncut, params, clients, r)[0] for r, clients in enumerate(ROUNDS)]
+    got = [deltas(first, params, ROUNDS[0], 0)[0]]
+    middle.load_state_dict({k: v.clone() for k, v in first.state_dict().items()})
+    got.append(deltas(middle, params, ROUNDS[1], 1)[0])
+    last.load_state_dict({k: v.clone() for k, v in middle.state_dict().items()})
+    got.append(deltas(last, params, ROUNDS[2], 2)[0])
+    for a, b in zip(got, expected, strict=True):
+        assert distance(a, b) < 1e-4
+
+
+def test_the_table_of_moments_grows_with_the_clients_seen():
+    model, _ = made("linear")
+    data = images((10,), clients=9)
+    small = trainer.bytes_per_client(
+        ef.TRAINERS["kernels"](task(model, data, ef.Adam())).lowered, task(model, data, ef.Adam())
+    )
+    fast = ef.TRAINERS["kernels"](task(model, data, ef.Adam(1e-2, eps=1e-3), memory_budget=2 * small))
+    slow = ef.TRAINERS["one-by-one"](task(model, data, ef.Adam(1e-2, eps=1e-3)))
+    params = fast.task.layout.flatten(model)
+    rows = []
+    for round, clients in enumerate(([8, 1], [2, 3, 4], [8, 5, 1, 0], [1, 8])):
+        got, expected = (deltas(t, params, clients, round)[0] for t in (fast, slow))
+        assert distance(got, expected) < 1e-4
+        rows.append(fast.moments.rows_there)
+    assert rows[0] == 4
+    assert rows[-1] == 8
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NumPy, which tells
+def test_a_client_that_is_not_finite_is_found_and_can_be_left_out():
+    model, data = made("mlp")
+    data.x[data.samples_of(1)] = 1e30  # its own samples only
+    fast, slow = (ef.TRAINERS[t](task(model, data, ef.SGD(1.0))) for t in ("kernels", "one-by-one"))
+    params = fast.task.layout.flatten(model)
+    (part,) = fast.train(params, np.array([0, 1, 2]), 0)
+    update, finite = part.weighed(np.ones(3))
+    expected = torch.stack([d.isfinite().all() for d in deltas(slow, params, [0, 1, 2], 0)[0]])
+    assert finite.tolist() == expected.tolist() == [True, False, True]
+    assert not update.isfinite().all()
+    update, _ = part.weighed(np.ones(3), skip=True)
+    assert update.isfinite().all()
+    assert update.norm() > 0
+
+
+def test_what_is_lowered_and_what_not_is_told():
+    model, data = made("in part")
+    notes = ef.TRAINERS["kernels"](task(model, data, ef.SGD())).explain()
+    assert notes[0] == "0 Conv2d: kernel"
+    assert notes[1] == "1 GroupNorm: torch, no kernel for it"
+    assert notes[-1] == "9 Linear: kernel"
+    notes = ef.TRAINERS["kernels"](task(Residual(), images((3, 6, 6)), ef.SGD())).explain()
+    assert "add: torch, several tensors at once" in notes
+    assert "out Linear: kernel" in notes
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(10, CLASSES)
+
+    def forward(self, x):
+        return self.out(x) if x.sum() > 0 else self.out(-x)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.out = nn.Linear(10, 10), nn.Linear(10, CLASSES)
+
+    def forward(self, x):
+        return self.out(self.a(torch.tanh(self.a(x))))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Branching(), "cannot be traced"),
+        (Twice(), "used more than once"),
+        (chain(nn.GroupNorm(1, 10), nn.Tanh()), "no convolution or linear layer"),
+    ],
+    ids=["branches", "shared", "nothing to lower"],
+)
+def test_models_without_kernels_say_why(model, reason):
+    data = images((10,))
+    with pytest.raises(ef.InputError, match=f"trainer='kernels' was asked for, but .*{reason}"):
+        ef.TRAINERS["kernels"](task(model, data, ef.SGD()))
+
+
+def test_other_losses_and_optimizers_say_why():
+    model, data = made("mlp")
+    with pytest.raises(ef.InputError, match="the loss is not cross-entropy"):
+        ef.TRAINERS["kernels"](task(model, data, ef.SGD(), loss=lambda out, y: F.cross_entropy(out, y)))
+
+    class Other(ef.SGD):
+        pass
+
+    with pytest.raises(ef.InputError, match="no kernel for the optimiser Other"):
+        ef.TRAINERS["kernels"](task(model, data, Other()))
+
+
+def test_a_whole_run_with_kernels_equals_the_batched_one():
+    data = ef.load("digits").partition(8, "iid")
+    fleet = ef.Fleet.from_cycles([1, 2, 4, 4] * 2)
+    settings = {"rounds": 3, "local_steps": 1, "batch_size": 5, "client_optimizer": ef.SGD(0.1), "eval_every": 3}
+    fast, slow = (
+        ef.simulate("logistic", data, fleet, trainer=t, device=str(DEVICE), **settings) for t in ("kernels", "batched")
+    )
+    for name, value in fast.params.items():
+        torch.testing.assert_close(value, slow.params[name], rtol=1e-4, atol=1e-6)
+    for a, b in zip(fast.rounds, slow.rounds, strict=True):
+        assert a.train_loss == pytest.approx(b.train_loss, rel=1e-4)
+        assert a.update_norm == pytest.approx(b.update_norm, rel=1e-4)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no GPU here")
+class TestOnTheGpu:
+    def test_graphs_and_plain_launches_give_the_same_bits(self):
+        model, data = made("cnn")
+        with_graphs, without = (ef.TRAINERS["kernels"](task(model, data, ef.Adam())) for _ in range(2))
+        without.recording = False
+        params = with_graphs.task.layout.flatten(model)
+        for round in range(5):
+            a, b = (deltas(t, params, [0, 1, 2], round)[0] for t in (with_graphs, without))
+            assert torch.equal(a, b)
+        assert with_graphs.graphs[3] is not None
+        assert without.graphs[3] is None
+
+    def test_a_model_lowered_in_part_can_be_recorded(self):
+        model, data = made("in part")
+        with_graphs, without = (ef.TRAINERS["kernels"](task(model, data, ef.Adam())) for _ in range(2))
+        without.recording = False
+        params = with_graphs.task.layout.flatten(model)
+        for round in range(4):
+            a, b = (deltas(t, params, [0, 1, 2], round)[0] for t in (with_graphs, without))
+            assert distance(a, b) < 1e-5
+
+    @pytest.mark.parametrize("name", ["mlp", "cnn", "cropped", "means and dropout", "no pool"])
+    @pytest.mark.parametrize("precision", ["bf16", "tf32"])
+    def test_lower_precision_is_no_worse_than_torchs(self, name, precision):
+        model, data = made(name)
+        once = {"batch_size": 64, "local_steps": 1}
+        exact, rough, fast = (
+            ef.TRAINERS[t](task(model, data, ef.SGD(1.0), precision=p, **once))
+            for t, p in (("one-by-one", "float32"), ("one-by-one", precision), ("kernels", precision))
+        )
+        params = exact.task.layout.flatten(model)
+        results = []
+        for t in (exact, rough, fast):
+            ef.learning.precision.set_precision(t.task.precision, DEVICE)
+            results.append(deltas(t, params, [0, 1, 2], 0)[0])
+        expected, torchs, ours = results
+        assert distance(ours, expected) <= 1.25 * distance(torchs, expected) + 1e-3
