@@ -98,6 +98,19 @@ MODELS: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
         (3, 6, 6), {},
     ),
     "residual": (Residual, (3, 6, 6), {}),
+    "ends in a convolution": (
+        lambda: chain(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, CLASSES, 4), nn.Flatten()), (3, 6, 6), {},
+    ),
+    "starts with torch": (
+        lambda: chain(nn.Tanh(), nn.Conv2d(3, 6, 3), nn.LeakyReLU(inplace=True), nn.Flatten(), nn.Linear(96, CLASSES)),
+        (3, 6, 6), {},
+    ),
+    "a pool with ceil_mode": (
+        lambda: chain(
+            nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Flatten(), nn.Linear(54, CLASSES)
+        ),
+        (3, 8, 8), {},
+    ),
 }  # fmt: skip
 
 

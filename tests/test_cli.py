@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from everfed.cli import main
 
@@ -88,6 +89,29 @@ def test_run_reports_every_round_as_json(everfed):
     assert document["rounds"][5]["participants"] == [0, 1, 4, 5]
     assert document["participations"] == sum(len(r["participants"]) for r in document["rounds"])
     assert document["final"]["accuracy"] == document["rounds"][-1]["metrics"]["accuracy"]
+
+
+def test_run_explains_how_it_would_train_and_does_not(everfed, tmp_path):
+    for arguments in ([], ["--trainer", "one-by-one"]):
+        document = json.loads(everfed("run", *SMALL, *arguments, "--explain", "--json").out)
+        said = everfed("run", *SMALL, *arguments, "--explain").out
+        assert list(document) == ["device", "precision", "trainer", "at_once", "parts"]
+        assert (document["device"], document["precision"]) == ("cpu", "float32")
+        assert (document["trainer"], document["at_once"]) == (("OneByOne", 1) if arguments else ("Batched", 8))
+        assert document["trainer"] in said
+        assert f"up to {document['at_once']}" in said
+        (part,) = document["parts"]
+        assert said.endswith(f"\n  {part}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kernels_are_explained_part_by_part(everfed):
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU in Triton's interpreter
+    result = everfed("run", *SMALL, "--device", device, "--trainer", "kernels", "--explain", "--json")
+    document = json.loads(result.out)
+    assert (document["trainer"], document["at_once"]) == ("Kernels", 8)
+    assert document["parts"] == ["0 Flatten: kernel", "1 Linear: kernel", "2 ReLU: kernel", "3 Linear: kernel"]
 
 
 def test_run_keeps_the_model_in_its_folder(everfed, tmp_path):
@@ -269,6 +293,7 @@ def test_version_is_printed(everfed):
         (["sweep", "--grid", "client.lr"], "write key=value,value"),
         (["sweep", "--grid", "client.lr=0.1,0.1"], "twice"),
         (["run", "--on-divergence", "ignore"], "'stop' or 'skip'"),
+        (["run", "--explain", "--on-divergence", "ignore"], "'stop' or 'skip'"),
         (["run", "--track", "tensorbord"], "Did you mean 'tensorboard'?"),
         (["report", "nowhere"], "no folder 'nowhere'"),
         (["figure", "."], "no runs below"),
@@ -294,8 +319,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(everfed, arguments, told):
 
 
 def test_cuda_asked_for_and_absent(everfed):
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     for command in ("run", "compare", "sweep", "plan", "audit"):

@@ -748,3 +748,18 @@ def test_no_participants_have_no_coefficients(rule):
 def test_with_everybody_present_unscaled_every_rule_is_the_data_weighted_mean(rule):
     shares = np.array([0.5, 0.3, 0.2])
     assert ef.SERVER_RULES[rule]().coefficients(shares, np.ones(3)) == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "trainer", "words"),
+    [
+        ("mlp", (3, 24, 24), "Batched", "this run trains on the CPU"),
+        ("small-cnn", (1, 8, 8), "Batched", "this run trains on the CPU"),
+        ("mcmahan-cnn", (3, 24, 24), "OneByOne", "MFLOP of convolutions"),
+    ],
+)
+def test_auto_takes_the_trainer_that_is_faster_on_a_cpu(model, shape, trainer, words):
+    data = ef.from_arrays([(np.zeros((4, *shape), np.float32), [0, 1, 2, 9])])
+    run = ef.Simulation(model, data, ef.Fleet.from_cycles([1]), rounds=1, batch_size=10, device="cpu")
+    assert type(run.trainer).__name__ == trainer
+    assert words in run.trainer.explain()[0]

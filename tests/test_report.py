@@ -225,6 +225,16 @@ def test_settings_are_split_into_shared_and_differing(data):
     assert data["environments"][0]["values"] == [["python", "3.11"], ["packages.torch", "2.5"]]
 
 
+def test_how_a_model_was_trained_is_shown_with_its_commas():
+    how = {"trainer": "Kernels", "at_once": 8, "parts": ["0 Linear: kernel", "1 Tanh: torch, no kernel for it"]}
+    run = replace(report_runs.untrained(small()), environment={"training": how})
+    assert page_data([run])["environments"][0]["values"] == [
+        ["training.trainer", "Kernels"],
+        ["training.at_once", "8"],
+        ["training.parts", "0 Linear: kernel; 1 Tanh: torch, no kernel for it"],
+    ]
+
+
 def test_the_audit_speaks_about_every_line(data):
     said = [line["verdict"]["verdict"] for line in data["lines"]]
     assert said[0].startswith("unbiased")

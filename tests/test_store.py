@@ -83,6 +83,22 @@ def test_a_finished_folder_holds_what_it_promises(whole):
     assert json.loads((whole.path / "result.json").read_text())["metrics"]["accuracy"] == whole.final.accuracy
 
 
+@pytest.mark.parametrize(
+    ("trainer", "used", "at_once", "how"),
+    [
+        ("auto", "Batched", 8, "by torch.func, since kernels need a GPU"),
+        ("batched", "Batched", 8, "by torch.func"),
+        ("one-by-one", "OneByOne", 1, "one client at a time"),
+    ],
+)
+def test_a_folder_says_how_the_model_was_trained(tmp_path, trainer, used, at_once, how):
+    environment = run(replace(SMALL, trainer=trainer, rounds=8), tmp_path / "run").environment
+    assert environment["training"]["trainer"] == used
+    assert environment["training"]["at_once"] == at_once
+    (part,) = environment["training"]["parts"]
+    assert how in part
+
+
 def test_a_finished_run_is_not_run_again(whole):
     assert list(stored_rounds(SMALL, whole.path)) == []
 

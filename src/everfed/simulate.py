@@ -174,16 +174,16 @@ class Simulation:
     def _round(self, step: PlanStep) -> RoundRecord:
         """One round of Algorithm 1: participants train, the server adds their weighed updates."""
         weights = self.method.server.coefficients(self.shares[step.clients], step.scales)
-        updates, losses, finite, done = [], [], [], 0
+        update, losses, finite, done = None, [], [], 0
         for trained in self.trainer.train(self.flat, step.clients, step.round):
-            update, good = trained.weighed(weights[done : done + len(trained.clients)], skip=self.skips)
-            updates.append(update)
+            part, good = trained.weighed(weights[done : done + len(trained.clients)], skip=self.skips)
+            update = part if update is None else update.add_(part)
             losses.append(trained.losses)
             finite.append(good)
             done += len(trained.clients)
-        if not updates:
+        if update is None:
             return RoundRecord(step.round, step.clients, step.scales, 0.0, step.energy, 0.0, None, None, 0.0)
-        update, lost, good = sum(updates[1:], updates[0]), _joined(losses), _joined(finite)
+        lost, good = _joined(losses), _joined(finite)
         flat = self.flat + update
         kept = torch.where(good, lost, 0.0).sum()
         # One transfer for all numbers of a round: each would wait for the device.
@@ -257,7 +257,7 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
         client_optimizer=Adam(1e-3), keep_optimizer_state=True, eval_every=rounds // 20, seed=0,
         device="auto", trainer="auto", precision="float32" (or "tf32", "bf16" on a GPU),
         loss=cross entropy (squared error for float targets),
-        memory_budget=bytes for the batched trainer, strict_horizon=False,
+        memory_budget=bytes for the clients trained at once, strict_horizon=False,
         on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).
         A loss of your own takes (outputs, targets) and returns a scalar; the metrics of a
         classification still report cross entropy, so that runs can be compared.

@@ -14,7 +14,9 @@ from rich.table import Table
 from everfed import config
 from everfed.cli import options as o
 from everfed.cli.screen import Screen, Stop, watched
+from everfed.experiment import Experiment
 from everfed.store import StoredRun, open_run, stored_rounds
+from everfed.store.environment import training
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.sweep import folder_name
 from everfed.trackers import tracked
@@ -31,6 +33,9 @@ def run(
     checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
     on_divergence: o.OnDivergence = "stop",
     track: o.Track = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say how the model would be trained, part by part and why, and exit.")
+    ] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
@@ -40,7 +45,8 @@ def run(
 
     The run is kept in a folder. Killed at any moment, the same command resumes it, and it ends with the same model as
     if nothing had happened. The energy profile decides who trains when: see it beforehand with
-    [bold]everfed plan[/bold], and what it does to training with [bold]everfed audit[/bold].
+    [bold]everfed plan[/bold], and what it does to training with [bold]everfed audit[/bold]. With --explain nothing is
+    trained or written: it only says which trainer the model gets on this machine.
 
     Example: everfed run digits --method greedy --rounds 200 --set client.lr=0.1
     """
@@ -49,6 +55,9 @@ def run(
         if value is not None:
             config.change(raw, key, value)
     experiment = config.from_dict(raw)
+    if explain:
+        _explain(experiment, on_divergence, screen)
+        return
     folder = out or Path("everfed-out/runs") / folder_name(experiment)
     began = time.perf_counter()
     with Stop(screen) as stop:
@@ -69,6 +78,23 @@ def run(
         screen.json(_result(stored, seconds))
     else:
         screen.out.print(_table(stored, seconds))
+
+
+def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None:
+    simulation = experiment.simulation(on_divergence=on_divergence)
+    device, how = simulation.device.type, training(simulation.trainer)
+    if screen.as_json:
+        screen.json({"device": device, "precision": experiment.precision, **how})
+        return
+    rows = {
+        "device": device,
+        "precision": experiment.precision,
+        "trainer": how["trainer"],
+        "clients at once": f"up to {how['at_once']:,}",
+        "parts of the model": "",
+    }
+    lines = [*(f"{name:<20}{value}".rstrip() for name, value in rows.items()), *(f"  {part}" for part in how["parts"])]
+    screen.out.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _result(run: StoredRun, seconds: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from everfed.learning import choose
 from everfed.learning.batched import Batched
 from everfed.learning.evaluate import Metrics
-from everfed.learning.local import Task, Trained, Trainer
+from everfed.learning.local import PlainTrained, Task, Trained, Trainer
 from everfed.learning.models import MODELS, build
 from everfed.learning.one_by_one import OneByOne
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, Constant, Cosine, InverseTime
@@ -33,6 +33,7 @@ __all__ = [
     "Metrics",
     "Normalized",
     "OneByOne",
+    "PlainTrained",
     "ServerRule",
     "Sum",
     "Task",

@@ -38,6 +38,11 @@ class Batched:
         self.bytes_per_client, self.drops = _trial(task)
         self.chunk = max(1, budget(task) // self.bytes_per_client)
 
+    @property
+    def at_once(self) -> int:
+        # Memory may have room for more clients than there are.
+        return min(self.chunk, len(self.task.data.sizes))
+
     def explain(self) -> list[str]:
         return [
             "the whole model: batched over clients by torch.func" + (f", since {self.reason}" if self.reason else "")

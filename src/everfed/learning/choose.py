@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
 from everfed.errors import InputError
 from everfed.learning.batched import Batched
+from everfed.learning.dropout import counted_dropout
 from everfed.learning.local import Task, Trainer
+from everfed.learning.one_by_one import OneByOne
+
+# On a CPU, convolutions with weights of their own for every client run at half the speed of
+# ordinary ones; below this many FLOPs the saved overhead is worth more (docs/benchmarks.md).
+_MOST_TOGETHER = 100_000_000
 
 
 def kernels(task: Task) -> Trainer:
@@ -16,11 +26,24 @@ def kernels(task: Task) -> Trainer:
 
 
 def auto(task: Task) -> Trainer:
-    """Kernels where they exist for the model, the general batched trainer otherwise."""
+    """Kernels where they exist for the model; else the faster of the other two."""
     if task.data.device.type == "cpu":  # spares importing Triton where it cannot help
+        work = _convolutions(task)
+        if work > _MOST_TOGETHER:
+            return OneByOne(task, f"{work / 1e6:.0f} MFLOP of convolutions a batch keep a CPU busy with one client")
         return Batched(task, "kernels need a GPU, and this run trains on the CPU")
     trainer, reason = _fast(task)
     return trainer or Batched(task, reason)
+
+
+def _convolutions(task: Task) -> int:
+    """FLOPs of one minibatch's forward pass, if the model has convolutions; else 0."""
+    if not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in task.module.modules()):
+        return 0
+    nobody = torch.zeros((), dtype=torch.int64, device=task.data.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, counted_dropout(task.seed, nobody, 0):
+        task.module(task.data.inputs(task.batch_size))
+    return int(counter.get_total_flops())
 
 
 def _fast(task: Task) -> tuple[Trainer | None, str]:
@@ -28,7 +51,7 @@ def _fast(task: Task) -> tuple[Trainer | None, str]:
         from everfed.learning.fast.lower import CannotLowerError
         from everfed.learning.fast.trainer import Kernels
     except ImportError as error:
-        return None, f"Triton, which comes with torch for CUDA, is missing here ({error})"
+        return None, f"Triton, which comes with torch for CUDA, is missing here or too old ({error})"
     try:
         return Kernels(task), ""
     except CannotLowerError as error:

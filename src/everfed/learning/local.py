@@ -1,4 +1,4 @@
-"""What both trainers share: the task, the minibatches, the per-client optimiser state."""
+"""What all trainers share: the task, the minibatches, the per-client optimiser state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Task:
     keep_state: bool  # each client's optimiser state survives from one of its rounds to its next
     rounds: int  # for schedules that need the horizon
     seed: int
-    memory_budget: int | None = None  # bytes the batched trainer may use; None: from what is free
+    memory_budget: int | None = None  # bytes for the clients trained at once; None: from what is free
     precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
 
     @property
@@ -82,6 +82,11 @@ class Trainer(Protocol):
 
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
+
+    @property
+    def at_once(self) -> int:
+        """The most clients that are trained side by side."""
+        ...
 
     def explain(self) -> list[str]:
         """How the model is trained and why so, one line a part."""

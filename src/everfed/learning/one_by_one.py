@@ -23,13 +23,16 @@ from everfed.learning.precision import autocast
 class OneByOne:
     """Trains participants in a plain loop over clients and local steps."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    at_once = 1
+
+    def __init__(self, task: Task, reason: str = "it was asked for") -> None:
+        """reason: why the clients are not trained together."""
+        self.task, self.reason = task, reason
         self.module = copy.deepcopy(task.module).train()
         self.states: dict[int, dict[str, Any]] = {}
 
     def explain(self) -> list[str]:
-        return ["the whole model: one client at a time by torch, as asked for"]
+        return [f"the whole model: one client at a time by torch, since {self.reason}"]
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
         for client in clients.tolist():

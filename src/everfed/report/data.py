@@ -281,7 +281,7 @@ def _environments(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Each distinct environment once, with the runs that ran in it."""
     found: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
     for run in runs:
-        values = {key: show(value) for key, value in flatten(run.environment).items() if key != "started"}
+        values = {key: _said(value) for key, value in flatten(run.environment).items() if key != "started"}
         found.setdefault(tuple(values.items()), []).append(run)
     out = []
     for pairs, members in found.items():
@@ -289,3 +289,8 @@ def _environments(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
         when = [["started", " to ".join(dict.fromkeys([started[0], started[-1]]))]] if started else []
         out.append({"runs": [run.name for run in members], "values": when + [list(pair) for pair in pairs]})
     return [one for one in out if one["values"]]
+
+
+def _said(value: Any) -> str:
+    # How a model's parts are trained is told in phrases that have commas of their own.
+    return "; ".join(map(show, value)) if isinstance(value, list) else show(value)

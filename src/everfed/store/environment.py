@@ -1,4 +1,4 @@
-"""What a run ran on: versions and hardware, so that a number can be traced back."""
+"""What a run ran on, versions and hardware, and how it trained, so that a number can be traced back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from everfed.learning import Trainer
+
 _PACKAGES = ("everfed", "torch", "numpy", "pyarrow", "safetensors", "scikit-learn")
 
 
-def environment(device: torch.device, precision: str) -> dict[str, Any]:
-    """Versions, commit and hardware of this process."""
+def environment(device: torch.device, precision: str, trainer: Trainer) -> dict[str, Any]:
+    """Versions, commit and hardware of this process, and how it trains."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -29,7 +31,13 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "device": device.type,
         "precision": precision,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "training": training(trainer),
     }
+
+
+def training(trainer: Trainer) -> dict[str, Any]:
+    """The trainer that was chosen, the most clients it trains at once, and how it trains each part of the model."""
+    return {"trainer": type(trainer).__name__, "at_once": trainer.at_once, "parts": trainer.explain()}
 
 
 def _version(package: str) -> str | None:

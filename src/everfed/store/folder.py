@@ -1,7 +1,7 @@
 """A run's folder: what is in it, who may write to it, and how to read it back.
 
 experiment.toml              the experiment as run, every default written out
-environment.json             versions and hardware, one entry for each time the run was started
+environment.json             versions, hardware and trainer, one entry for each time the run was started
 records.arrow                one row a round
 checkpoint-*.safetensors     until the run is done
 model.safetensors            when it is: the trained model

@@ -63,9 +63,8 @@ class _Writing:
         self.unwritten: list[RoundRecord] = []
         self.saved_at = time.monotonic()
         _restore(self.simulation, self.records)
-        folder.add_environment(
-            {**environment(self.simulation.device, experiment.precision), "from_round": self.simulation.done}
-        )
+        found = environment(self.simulation.device, experiment.precision, self.simulation.trainer)
+        folder.add_environment({**found, "from_round": self.simulation.done})
 
     def rounds(self, stop: Callable[[], bool]) -> Iterator[RoundRecord]:
         simulation, last = self.simulation, None

@@ -8,7 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from triton import knobs
+from triton.runtime import driver
+from triton.runtime._async_compile import AsyncCompileMode, FutureKernel
 
 Call = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 
@@ -29,10 +32,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
 
 
 @contextmanager
-def compiled_together() -> Iterator[None]:
+def compiled_together(device: torch.device) -> Iterator[None]:
     """Kernels started in this block are not run but compiled, all at once, into Triton's cache.
 
-    One after another, compiling a model's kernels would take most of a short run.
+    One after another, compiling a model's kernels would take most of a short run. Raises for a
+    kernel that needs more shared memory than the device has.
     """
     global _listed
     calls: list[Call] = []
@@ -43,8 +47,10 @@ def compiled_together() -> Iterator[None]:
         _listed = None
     if INTERPRETED:  # nothing to compile
         return
-    from triton.runtime._async_compile import AsyncCompileMode
-
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool, AsyncCompileMode(pool):
-        for kernel, grid, args, meta in calls:
-            kernel.warmup(*args, grid=grid, **meta)
+        made = [kernel.warmup(*args, grid=grid, **meta) for kernel, grid, args, meta in calls]
+    there = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
+    for (kernel, *_), compiled in zip(calls, made, strict=True):
+        needed = (compiled.result() if isinstance(compiled, FutureKernel) else compiled).metadata.shared
+        if needed > there:
+            raise RuntimeError(f"{kernel.fn.__name__} needs {needed} bytes of shared memory, and there are {there}")

@@ -77,6 +77,9 @@ class _Lowering:
             raise CannotLowerError("the model returns more than one tensor")
         self.last = end.args[0]
         self.nodes = [n for n in nodes if n.op not in ("placeholder", "output")]
+        idle = [n for n in self.nodes if not n.users]
+        if idle:  # it may change its input in place, and where it stands it could be taken for the output
+            raise CannotLowerError(f"nothing uses the result of its operation '{idle[0]}'")
 
     def run(self) -> Lowered:
         for piece in _pieces(self.start, self.nodes):
@@ -92,8 +95,10 @@ class _Lowering:
         if not any(isinstance(layer, Product) for layer in self.layers):
             raise CannotLowerError("no convolution or linear layer of it has a kernel")
         self._check_shared()
-        if not self.value.flat and self.value.pixels > 1:
-            raise CannotLowerError("its outputs are not one row of logits a sample")
+        if self.value.pixels > 1:
+            raise CannotLowerError("its outputs are not one row of logits a sample, or are a flattened image")
+        if self.value.grad_border:  # the loss writes gradients without a border
+            self._rebox()
         return Lowered(self.input, self.layers, self.value, self.notes)
 
     def _lower_node(self, node: fx.Node) -> str | None:
@@ -101,6 +106,8 @@ class _Lowering:
         kind, options = _operation(node, self.graph)
         if kind is None:
             return "no kernel for it"
+        if _shape(node) is None:
+            return "its output is neither a vector nor an image"
         if self.pending and (kind not in _WORTH_A_CUT or _shape(self.pending[-1]) is None):
             return "it goes with the operation before"
         before = (list(self.layers), self.pending, self.value, self.calls)
@@ -163,12 +170,8 @@ class _Lowering:
             return "its input is not flat"
         if not self._trainable(module):
             return "its parameters are frozen or shared"
-        if self.value.grad_border or self.value.border:
-            whole, self.value = self.value, Value(
-                self.value.channels, self.value.height, self.value.width, flat=True, wanted=self.value.wanted,
-                stride=self.value.stride,
-            )  # fmt: skip
-            self.layers.append(Rebox(whole, self.value))
+        if self.value.grad_border:
+            self._rebox()
         self._product(node, module, None, (0, 0))
         return None
 
@@ -180,6 +183,11 @@ class _Lowering:
         weight = self.names[id(module.weight)]
         self.layers.append(Product(self.value, result, weight, bias, kernel, padding, self.dot))
         self.value = result
+
+    def _rebox(self) -> None:
+        v = self.value
+        self.value = Value(v.channels, v.height, v.width, flat=True, wanted=v.wanted, stride=v.stride)
+        self.layers.append(Rebox(v, self.value))
 
     def _relu(self, node: fx.Node) -> str | None:
         before = self.layers[-1] if self.layers else None
@@ -252,7 +260,7 @@ class _Lowering:
                 seen.add(name)
         missing = set(self.task.layout.names) - seen
         if missing:
-            raise CannotLowerError(f"the parameter '{sorted(missing)[0]}' is used outside of its layer")
+            raise CannotLowerError(f"the parameter '{sorted(missing)[0]}' is used outside of its layer, or not at all")
 
 
 def _pieces(start: fx.Node, nodes: list[fx.Node]) -> list[list[fx.Node]]:

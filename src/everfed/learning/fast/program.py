@@ -180,4 +180,5 @@ def bytes_per_client(lowered: Lowered, task: Task) -> int:
     values = [lowered.input, *(layer.result for layer in lowered.layers)]
     held = sum(v.bytes(task.batch_size, width) for v in values)
     held += sum(layer.bytes(task.batch_size) for layer in lowered.layers)
-    return held + size * (4 + width) + 8 * task.batch_size
+    moments = sum(t.numel() for t in task.optimizer.init(1, size, torch.device("cpu")).values())
+    return held + size * (4 + width) + 4 * moments + 8 * task.batch_size

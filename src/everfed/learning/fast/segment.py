@@ -69,13 +69,16 @@ class Segment:
 
     def _run(self, parts: dict[str, Tensor], x: Tensor, client: Tensor, iteration: Tensor) -> Tensor:
         with counted_dropout(step=iteration, client=client, seed=self.seed, calls=self.call):
-            return functional_call(self.module, parts, (x,))  # type: ignore[no-any-return]
+            # A copy, since a layer that works in place may be the first to get it.
+            return functional_call(self.module, parts, (x.clone(),))  # type: ignore[no-any-return]
 
     def backward(self, step: Step) -> None:
         x, parts, y = self.saved
         s, r = self.source, self.result
         gradient = r.as_torch(r.grad, r.grad_at, step.clients).to(y.dtype).reshape(y.shape)
         wanted = [*([x] if s.wanted else []), *parts.values()]
+        if not wanted:
+            return
         grads = list(torch.autograd.grad(y, wanted, gradient))
         if s.wanted:
             view = s.as_torch(s.grad, s.grad_at, step.clients)

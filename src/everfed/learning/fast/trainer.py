@@ -36,16 +36,41 @@ class Kernels:
         task.module.train()
         self.lowered = lower(task, exact=INTERPRETED)
         clients = len(task.data.sizes)
-        fits = budget(task) // bytes_per_client(self.lowered, task)
-        if fits == 0:
-            raise InputError("one client's round does not fit into the device's memory; use a smaller batch or model.")
-        self.program = Program(task, self.lowered, int(min(fits, clients, _MOST_AT_ONCE)))
+        self.program = self._allocated(clients)
         self.moments = MomentTable(task, self.program, clients)
         self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
         # What a round is given, as bytes in one piece: one transfer instead of four.
         self.given = np.zeros(len(self.program.given), np.int64)
-        self.compiled = False
         self.recording = task.data.device.type == "cuda"  # off once a graph cannot be recorded
+        self._compile()
+
+    def _allocated(self, clients: int) -> Program:
+        """Buffers for as many clients as the budget allows, or fewer if the device has less after all."""
+        fits = budget(self.task) // bytes_per_client(self.lowered, self.task)
+        room = int(min(fits, clients, _MOST_AT_ONCE))
+        while room:
+            try:
+                return Program(self.task, self.lowered, room)
+            except torch.cuda.OutOfMemoryError:
+                room //= 2
+                torch.cuda.empty_cache()
+        raise InputError("one client's round does not fit into the device's memory; use a smaller batch or model.")
+
+    def _compile(self) -> None:
+        """All kernels, before the first round: a GPU they do not fit is noticed while there is another way."""
+        try:
+            with compiled_together(self.task.data.device):
+                self.program.round(self.program.room)
+                self.program.weighed(self.program.room, self.program.losses)
+        except (CannotLowerError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:  # Triton's compiler raises all kinds of errors
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise CannotLowerError(f"the kernels cannot be compiled for this GPU ({reason})") from error
+
+    @property
+    def at_once(self) -> int:
+        return self.program.room
 
     def explain(self) -> list[str]:
         return self.lowered.notes
@@ -72,12 +97,14 @@ class Kernels:
         self.moments.fill_rates(rates[:, : len(clients)], clients, first)
         program.given.copy_(torch.from_numpy(self.given))
         program.params.copy_(params)
-        if not self.compiled:
-            with compiled_together():
-                program.round(count)
-                program.weighed(count, program.losses)
-            self.compiled = True
-        self._run(count)
+        try:
+            self._run(count)
+        except torch.cuda.OutOfMemoryError as error:
+            # Moments may have moved already, so the chunk cannot simply be tried again with fewer clients.
+            raise InputError(
+                f"out of device memory with {count} clients at once; give a smaller memory_budget than "
+                f"{budget(task) / 2**30:.1f} GiB, or use trainer='batched'."
+            ) from error
         self.moments.count(clients)
         return KernelTrained(clients, program)
 
@@ -153,26 +180,31 @@ class MomentTable:
         self.counts = np.zeros(clients, np.int64)  # local steps done
         self.used = 0
         self.rows_there = 0
-        self._grow(min(clients, 2 * program.room) if task.keep_state else program.room)
+        self._grow(min(clients, program.room), filled=0)
 
     def rows(self, clients: Ints, count: int) -> tuple[Ints, bool]:
         """(the table's row for each of `count` program rows, whether the table had to move)."""
         if not self.task.keep_state or not self.names:
             return np.arange(count), False
         new = clients[self.row_of[clients] < 0]
+        filled = self.used
         self.row_of[new] = np.arange(self.used, self.used + len(new))
         self.used += len(new)
         moved = self.used > self.rows_there
         if moved:
-            self._grow(min(len(self.row_of), max(self.used, 2 * self.rows_there)))
+            self._grow(min(len(self.row_of), max(self.used, 2 * self.rows_there)), filled)
         spare = np.arange(self.rows_there, self.rows_there + count - len(clients))
         return np.concatenate([self.row_of[clients], spare]), moved
 
-    def _grow(self, rows: int) -> None:
-        """Room for `rows` clients, and behind them spare rows for a bucket's unused places."""
+    def _grow(self, rows: int, filled: int) -> None:
+        """Room for `rows` clients, and behind them spare rows for a bucket's unused places.
+
+        filled: rows that hold moments; behind them may lie what spare rows were used for.
+        """
         size, device = self.program.size, self.task.data.device
+        spare = self.program.room // 8 + 1
         try:
-            grown = [torch.zeros(rows + self.program.room, size, device=device) for _ in self.names]
+            grown = [torch.zeros(rows + spare, size, device=device) for _ in self.names]
         except torch.cuda.OutOfMemoryError as error:
             needed = 4 * rows * size * len(self.names) / 2**30
             raise InputError(
@@ -180,7 +212,7 @@ class MomentTable:
                 "use keep_state = false, an optimiser without state, or fewer clients."
             ) from error
         for old, new in zip(self.program.state, grown, strict=False):
-            new[: self.used] = old[: self.used]
+            new[:filled] = old[:filled]
         self.program.state, self.rows_there = grown, rows
 
     def fill_rates(self, out: npt.NDArray[np.float32], clients: Ints, first: int) -> None:
@@ -213,14 +245,12 @@ class MomentTable:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.row_of = state["row_of"].cpu().numpy().copy()
         self.used = int(self.row_of.max(initial=-1)) + 1
-        if self.used > self.rows_there:
-            self._grow(min(len(self.row_of), self.used))
+        self._grow(max(self.rows_there, self.used), filled=0)
         for name, table in zip(self.names, self.program.state, strict=True):
-            table.zero_()
-            # Rows by columns, both indexed: assign whole rows of a scratch table instead of a mixed index.
             rows = table.new_zeros(self.used, table.shape[1])
             rows[:, self.program.from_kernel] = state[name].to(table.device)
             table[: self.used] = rows
+        self.counts[:] = 0
         if "count" in state:
             known = np.flatnonzero(self.row_of >= 0)
             self.counts[known] = state["count"].cpu().numpy()[self.row_of[known]].astype(np.int64)

@@ -74,7 +74,7 @@ class Value:
         return batch * width * (self.at.image + (self.grad_at.image if self.wanted else 0))
 
     def allocate(self, clients: int, batch: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Zeros once; borders and padded channels are never written again."""
+        """Zeros once; borders are never written again, and padded channels only with zeros."""
         self.data = torch.zeros(clients, batch, self.at.image, dtype=dtype, device=device)
         if self.wanted:
             self.grad = torch.zeros(clients, batch, self.grad_at.image, dtype=dtype, device=device)

@@ -1,0 +1,59 @@
+"""Compiles the kernels of a few models for a GPU that is not there, and says how it went: see test_kernels.py.
+
+A driver that only names the GPU is enough for Triton's compiler, so a machine without one still finds
+kernels that do not compile, or that need more shared memory than the GPU has.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+import everfed as ef
+import kernel_models
+from everfed.learning.fast import trainer
+
+CAPABILITY, SHARED_MEMORY, PRECISION = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+
+class Utilities:
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_MEMORY}
+
+
+class NamedOnly:
+    """What Triton asks a driver for before it launches anything."""
+
+    utils = Utilities()
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", CAPABILITY, 32)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # of Triton, about its own defaults
+    driver.set_active(NamedOnly())
+    trainer._check = lambda task: None  # it would miss the GPU
+    kernel_models.set_precision = lambda precision, device: None
+    for name in ("cnn", "means and dropout"):
+        build, shape, options = kernel_models.MODELS[name]
+        task = kernel_models.task(build(), kernel_models.images(shape, **options), ef.Adam(), precision=PRECISION)
+        trainer.Kernels(task)
+    network = ef.build("mcmahan-cnn", (3, 24, 24), 10)
+    data = kernel_models.images((3, 32, 32), as_bytes=True, augment=ef.AUGMENTS["crop-flip"](24))
+    trainer.Kernels(kernel_models.task(network, data, ef.SGD(0.1, momentum=0.9), precision=PRECISION, batch_size=50))
+    print("compiled", torch.__version__)
+
+
+if __name__ == "__main__":
+    main()
