@@ -17,18 +17,16 @@ import everfed as ef
 import kernel_models
 from everfed.learning.fast import trainer
 
-CAPABILITY, SHARED_MEMORY, PRECISION = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-
-
-class Utilities:
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": SHARED_MEMORY}
-
 
 class NamedOnly:
     """What Triton asks a driver for before it launches anything."""
 
-    utils = Utilities()
+    def __init__(self, capability: int, shared_memory: int) -> None:
+        self.capability, self.shared_memory = capability, shared_memory
+        self.utils = self
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": self.shared_memory}
 
     def get_current_device(self) -> int:
         return 0
@@ -37,21 +35,22 @@ class NamedOnly:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", CAPABILITY, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
 
 def main() -> None:
+    capability, shared_memory, precision = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     warnings.simplefilter("ignore")  # of Triton, about its own defaults
-    driver.set_active(NamedOnly())
+    driver.set_active(NamedOnly(capability, shared_memory))
     trainer._check = lambda task: None  # it would miss the GPU
     kernel_models.set_precision = lambda precision, device: None
     for name in ("cnn", "means and dropout"):
         build, shape, options = kernel_models.MODELS[name]
-        task = kernel_models.task(build(), kernel_models.images(shape, **options), ef.Adam(), precision=PRECISION)
+        task = kernel_models.task(build(), kernel_models.images(shape, **options), ef.Adam(), precision=precision)
         trainer.Kernels(task)
     network = ef.build("mcmahan-cnn", (3, 24, 24), 10)
     data = kernel_models.images((3, 32, 32), as_bytes=True, augment=ef.AUGMENTS["crop-flip"](24))
-    trainer.Kernels(kernel_models.task(network, data, ef.SGD(0.1, momentum=0.9), precision=PRECISION, batch_size=50))
+    trainer.Kernels(kernel_models.task(network, data, ef.SGD(0.1, momentum=0.9), precision=precision, batch_size=50))
     print("compiled", torch.__version__)
 
 
