@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from everfed.errors import InputError
 from everfed.learning.batched import Batched
@@ -40,6 +39,8 @@ def _convolutions(task: Task) -> int:
     """FLOPs of one minibatch's forward pass, if the model has convolutions; else 0."""
     if not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in task.module.modules()):
         return 0
+    from torch.utils.flop_counter import FlopCounterMode  # here, since it imports Triton where there is one
+
     nobody = torch.zeros((), dtype=torch.int64, device=task.data.device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter, counted_dropout(task.seed, nobody, 0):
         task.module(task.data.inputs(task.batch_size))
