@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everfed import ARRIVALS, Books, Fleet, InputError
-from everfed.energy import Battery
+from everfed import ARRIVALS, Books, Fleet, Greedy, InputError, audit
+from everfed.energy import Battery, Markov
 from everfed.energy.fleet import MAX_CYCLE
 
 deterministic = settings(derandomize=True, deadline=None, max_examples=60)
@@ -22,9 +22,17 @@ SEEDS = st.integers(0, 2**64 - 1)
 AMOUNTS = st.floats(0.0, 3.0)
 
 
-def build(process, profile):
+REGULAR = {name: process for name, process in ARRIVALS.items() if process.regular}
+RANDOM = {name: process for name, process in ARRIVALS.items() if not process.regular}
+regular_process = pytest.mark.parametrize("process", REGULAR.values(), ids=REGULAR)
+random_process = pytest.mark.parametrize("process", RANDOM.values(), ids=RANDOM)
+
+
+def build(process, profile, first_id=0):
     cycles, offsets = (np.array(column, np.int64) for column in zip(*profile, strict=True))
-    return process(cycles, offsets)
+    if process.regular:
+        return process(cycles, offsets)
+    return process(cycles, offsets, np.arange(first_id, first_id + len(cycles)))
 
 
 def harvests(arrivals, rounds, seed):
@@ -64,6 +72,28 @@ class TestEveryArrivalProcess:
 
     @deterministic
     @given(profile=PROFILES, seed=SEEDS)
+    def test_a_fleet_is_its_clients_one_by_one(self, process, profile, seed):
+        together = harvests(build(process, profile), range(40), seed)
+        alone = [harvests(build(process, [client], i), range(40), seed)[:, 0] for i, client in enumerate(profile)]
+        np.testing.assert_array_equal(together, np.transpose(alone))
+
+    def test_seeds_side_by_side_are_the_seeds_one_by_one(self, process):
+        arrivals = build(process, [(1, 0), (3, 2), (5, 0)])
+        seeds = np.arange(4, dtype=np.uint64)[:, None]
+        for r in range(10):
+            together = np.broadcast_to(arrivals.harvest(r, seeds), (4, 3))
+            np.testing.assert_array_equal(together, harvests_of_seeds(arrivals, r, range(4)))
+
+    def test_states_a_window_capacity_of_at_least_a_round(self, process):
+        capacity = build(process, [(cycle, 0) for cycle in range(1, 13)]).window_capacity
+        assert capacity.shape == (12,)
+        assert np.all(capacity >= 1.0)
+
+
+@regular_process
+class TestEveryRegularProcess:
+    @deterministic
+    @given(profile=PROFILES, seed=SEEDS)
     def test_gives_a_unit_in_hand_at_the_start(self, process, profile, seed):
         arrivals = build(process, profile)
         at_start = [arrivals.harvest(int(o), seed)[i] for i, o in enumerate(arrivals.offsets)]
@@ -79,24 +109,62 @@ class TestEveryArrivalProcess:
             # What a process hands out early, a unit at most, is all that may be too much.
             assert windows - 1e-9 <= total < windows + 1.0
 
-    @deterministic
-    @given(profile=PROFILES, seed=SEEDS)
-    def test_a_fleet_is_its_clients_one_by_one(self, process, profile, seed):
-        together = harvests(build(process, profile), range(40), seed)
-        alone = [harvests(build(process, [client]), range(40), seed)[:, 0] for client in profile]
-        np.testing.assert_array_equal(together, np.transpose(alone))
 
-    def test_seeds_side_by_side_are_the_seeds_one_by_one(self, process):
-        arrivals = build(process, [(1, 0), (3, 2), (5, 0)])
-        seeds = np.arange(4, dtype=np.uint64)[:, None]
-        for r in range(10):
-            together = np.broadcast_to(arrivals.harvest(r, seeds), (4, 3))
-            np.testing.assert_array_equal(together, harvests_of_seeds(arrivals, r, range(4)))
+@random_process
+class TestEveryRandomProcess:
+    CYCLES = (1, 2, 5, 20)
 
-    def test_states_a_window_capacity_of_at_least_a_round(self, process):
-        capacity = build(process, [(cycle, 0) for cycle in range(1, 13)]).window_capacity
-        assert capacity.shape == (12,)
-        assert np.all(capacity >= 1.0)
+    def amounts(self, process, rounds=2000, copies=50):
+        arrivals = build(process, [(cycle, 0) for cycle in self.CYCLES] * copies)
+        return harvests(arrivals, range(rounds), seed=3)
+
+    def test_gives_whole_units_at_the_stated_rate(self, process):
+        amounts = self.amounts(process)
+        assert set(np.unique(amounts)) <= {0.0, 1.0}
+        rates = amounts.mean(axis=0).reshape(-1, len(self.CYCLES)).mean(axis=0)
+        # 100,000 rounds a cycle; Markov's spells of 4 rounds leave the fewest independent ones.
+        np.testing.assert_allclose(rates, 1.0 / np.array(self.CYCLES), rtol=0.06)
+
+    def test_every_round_has_the_stated_chance(self, process):
+        """Over clients, not over time: the process is stationary from its first round on."""
+        arrivals = build(process, [(5, 2)] * 20000)
+        for r in (0, 1, 2, 3, 7, 100):
+            assert arrivals.harvest(r, 11).mean() == pytest.approx(arrivals.chance(r)[0], abs=0.012)
+
+    def test_units_are_spaced_as_stated(self, process):
+        arrivals = build(process, [(5, 0)] * 50)
+        if arrivals.spacing() is None:
+            pytest.skip("no formula is claimed")
+        amounts = harvests(arrivals, range(4000), seed=5)
+        gaps = np.concatenate([np.diff(np.flatnonzero(column)) for column in amounts.T])
+        mean, variance = (values[0] for values in arrivals.spacing())
+        assert gaps.mean() == pytest.approx(mean, rel=0.02)
+        assert gaps.var() == pytest.approx(variance, rel=0.06)
+
+    def test_spending_each_unit_as_it_comes_is_unbiased_and_within_energy(self, process):
+        fleet = Fleet.from_cycles([1, 2, 5, 20] * 5, arrivals=next(n for n, p in ARRIVALS.items() if p is process))
+        result = audit(fleet, Greedy(scaled=True), rounds=100, seeds=200)
+        assert result.verdict.startswith("unbiased")
+        assert result.violations == 0
+
+
+class TestMarkov:
+    def test_good_spells_last_as_long_as_stated(self):
+        arrivals = Markov(np.full(40, 5), np.zeros(40, np.int64), spell=6.0)
+        good = harvests(arrivals, range(6000), seed=1) > 0
+        stays = (good[1:] & good[:-1]).sum() / good[:-1].sum()
+        assert 1.0 / (1.0 - stays) == pytest.approx(6.0, rel=0.05)
+
+    def test_any_round_can_be_asked_for_on_its_own(self):
+        cycles, offsets = np.array([2, 5, 50]), np.zeros(3, np.int64)
+        stepped = harvests(Markov(cycles, offsets), range(300), seed=9)
+        for r in (0, 17, 299):
+            np.testing.assert_array_equal(Markov(cycles, offsets).harvest(r, 9), stepped[r])
+
+    @pytest.mark.parametrize(("cycle", "spell", "words"), [(5, 0.5, "more than 1 round"), (2, 1.5, "2 rounds even by")])
+    def test_spells_shorter_than_chance_makes_them_are_refused(self, cycle, spell, words):
+        with pytest.raises(InputError, match=words):
+            Markov(np.array([cycle]), np.array([0]), spell=spell)
 
 
 def harvests_of_seeds(arrivals, round_number, seeds):

@@ -27,13 +27,14 @@ def over(policies):
 
 @st.composite
 def fleets(draw, ample=False):
-    """Small fleets of every kind; ample: with batteries that no waiting overflows."""
+    """Small fleets of every kind; ample: with units that come in time and batteries that no waiting overflows."""
     n = draw(st.integers(1, 6))
     cycles = draw(st.lists(st.integers(1, 12), min_size=n, max_size=n))
     offsets = draw(st.lists(st.integers(0, 15), min_size=n, max_size=n))
     sizes = st.just(1.0) | st.lists(st.floats(1.0, 3.0), min_size=n, max_size=n)
     capacity = draw(st.none() if ample else st.none() | sizes)
-    return Fleet.from_cycles(cycles, offsets, arrivals=draw(st.sampled_from(sorted(ARRIVALS))), capacity=capacity)
+    kinds = sorted(name for name, process in ARRIVALS.items() if process.regular or not ample)
+    return Fleet.from_cycles(cycles, offsets, arrivals=draw(st.sampled_from(kinds)), capacity=capacity)
 
 
 class Recorded:
@@ -139,7 +140,7 @@ class TestEveryPolicy:
         join, scale = run(Schedule(fleet, recorded, seed), range(40))
         for i in range(len(fleet)):
             me = Clients(np.array([i]), fleet.cycles()[[i]], fleet.offsets()[[i]], seed)
-            sun = type(fleet.arrivals)(me.cycles, me.offsets)
+            sun = fleet.part(np.array([i])).arrivals
             battery, state = Battery(fleet.capacity[[i]]), policy.init(me)
             for r in range(40):
                 battery.charge(sun.harvest(r, seed))

@@ -3,5 +3,17 @@
 from everfed.energy.arrivals import ARRIVALS, Arrivals, Lump, Trickle
 from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
+from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 
-__all__ = ["ARRIVALS", "Arrivals", "Battery", "Books", "Fleet", "Lump", "Trickle"]
+__all__ = [
+    "ARRIVALS",
+    "Arrivals",
+    "Battery",
+    "BernoulliArrivals",
+    "Books",
+    "Fleet",
+    "Lump",
+    "Markov",
+    "Trickle",
+    "UniformInBlock",
+]

@@ -7,12 +7,13 @@ run grows longer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 
 
 class Arrivals(Protocol):
@@ -38,6 +39,21 @@ class Arrivals(Protocol):
         """[N] battery, in units, with which one participation per window never overflows."""
         ...
 
+    def part(self, clients: Ints) -> Arrivals:
+        """The same energy, of these clients alone: what a device that simulates its own is given."""
+        ...
+
+    def chance(self, round: int) -> Floats | None:
+        """[N] the chance that a unit is complete in this round, and was not before; None without a formula.
+
+        A client that spends every unit at once trains with this chance.
+        """
+        ...
+
+    def spacing(self) -> tuple[Floats, Floats] | None:
+        """Mean and variance, [N] each, of the rounds from one unit to the next; None without a formula."""
+        ...
+
     def harvest(self, round: int, seed: Seeds) -> Floats:
         """Units newly available to each client at the start of this round, [N].
 
@@ -47,37 +63,50 @@ class Arrivals(Protocol):
 
 
 @dataclass(frozen=True)
-class Lump:
-    """One whole unit at rounds o, o + E, o + 2E, ...: the model the paper tacitly uses.
-
-    A battery of one unit suffices: the unit of a window is spent before the next one arrives.
-    """
+class Cyclic:
+    """What regular processes share: a unit is complete at rounds o, o + E, o + 2E, ..."""
 
     regular: ClassVar[bool] = True
     cycles: Ints
     offsets: Ints
+
+    def part(self, clients: Ints) -> Self:
+        return replace(self, cycles=self.cycles[clients], offsets=self.offsets[clients])
+
+    def chance(self, round: int) -> Floats | None:
+        return self._due(round).astype(np.float64)
+
+    def spacing(self) -> tuple[Floats, Floats] | None:
+        return self.cycles.astype(np.float64), np.zeros(len(self.cycles))
+
+    def _due(self, round: int) -> Bools:
+        since_start = round - self.offsets
+        due: Bools = (since_start >= 0) & (since_start % self.cycles == 0)
+        return due
+
+
+@dataclass(frozen=True)
+class Lump(Cyclic):
+    """One whole unit at rounds o, o + E, o + 2E, ...: the model the paper tacitly uses.
+
+    A battery of one unit suffices: the unit of a window is spent before the next one arrives.
+    """
 
     @property
     def window_capacity(self) -> Floats:
         return np.ones(len(self.cycles))
 
     def harvest(self, round: int, seed: Seeds) -> Floats:
-        since_start = round - self.offsets
-        arrives: Bools = (since_start >= 0) & (since_start % self.cycles == 0)
-        return arrives.astype(np.float64)
+        return self._due(round).astype(np.float64)
 
 
 @dataclass(frozen=True)
-class Trickle:
+class Trickle(Cyclic):
     """A unit in hand at round o, then 1/E of a unit at the end of every round.
 
     A client that waits for its random slot can hold up to 2 - 1/E units, so a battery of one
     unit overflows and some slots come too early to be paid for.
     """
-
-    regular: ClassVar[bool] = True
-    cycles: Ints
-    offsets: Ints
 
     @property
     def window_capacity(self) -> Floats:
@@ -90,4 +119,10 @@ class Trickle:
         return np.where(since_start == 0, 1.0, flow)
 
 
-ARRIVALS: dict[str, type[Any]] = {"lump": Lump, "trickle": Trickle}
+ARRIVALS: dict[str, type[Any]] = {
+    "lump": Lump,
+    "trickle": Trickle,
+    "bernoulli": BernoulliArrivals,
+    "uniform-in-block": UniformInBlock,
+    "markov": Markov,
+}

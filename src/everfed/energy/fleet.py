@@ -77,6 +77,10 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.capacity)
 
+    def part(self, clients: Ints) -> Fleet:
+        """These clients as a fleet of their own, with the same energy as here."""
+        return Fleet(self.arrivals.part(clients), self.capacity[clients])
+
     def cycles(self) -> Ints:
         """E_i: rounds each client needs to harvest one round's energy, [N]."""
         return self.arrivals.cycles

@@ -4,45 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from everfed.arrays import Floats, Ints, Seeds
-from everfed.energy.arrivals import Arrivals
-from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning
 from everfed.report.lines import Line
 from everfed.report.raster import sample
 from everfed.scheduling.audit import audit
 
 _MOST_ROUNDS, _SEEDS, MOST_CLIENTS = 1000, 20, 2000
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The arrivals of some clients of a larger fleet, whatever their process is."""
-
-    whole: Arrivals
-    clients: Ints
-
-    @property
-    def regular(self) -> bool:
-        return self.whole.regular
-
-    @property
-    def cycles(self) -> Ints:
-        return self.whole.cycles[self.clients]
-
-    @property
-    def offsets(self) -> Ints:
-        return self.whole.offsets[self.clients]
-
-    @property
-    def window_capacity(self) -> Floats:
-        return self.whole.window_capacity[self.clients]
-
-    def harvest(self, round: int, seed: Seeds) -> Floats:
-        return self.whole.harvest(round, seed)[..., self.clients]
 
 
 def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -56,9 +25,7 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
         if key not in known:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
-            part = (
-                Fleet(_Part(fleet.arrivals, clients), fleet.capacity[clients]) if len(clients) < len(fleet) else fleet
-            )
+            part = fleet.part(clients) if len(clients) < len(fleet) else fleet
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it
                 verdict = audit(part, experiment.policy, rounds, _SEEDS).verdict

@@ -187,8 +187,10 @@ class UniformWindow(IndependentPolicy):
 class Greedy(IndependentPolicy):
     """Benchmark 1: train as soon as the battery holds one round's energy.
 
-    scaled: True multiplies the update by E (an ablation: unbiased over a window, but all rare
-    clients speak in the same rounds).
+    scaled: True multiplies the update by E. With energy that comes at fixed times this is an
+    ablation: unbiased over a window, but all rare clients speak in the same rounds. With energy that
+    comes at random (bernoulli, uniform-in-block, markov) it is the unbiased rule of Güler and Yener
+    (ISIT 2021): every round counts each client once on average, and no unit has to wait.
     """
 
     scaled: bool = False
@@ -200,15 +202,11 @@ class Greedy(IndependentPolicy):
         return Decision(view.affords, state["scale"], state)
 
     def law(self, fleet: Fleet, round: int) -> Law | None:
-        if not fleet.arrivals.regular:
-            return None
-        due = _started(fleet, round) & ((round - fleet.offsets()) % fleet.cycles() == 0)
-        return Law(due.astype(np.float64), _scale(fleet.cycles(), self.scaled))
+        chance = fleet.arrivals.chance(round)
+        return None if chance is None else Law(chance, _scale(fleet.cycles(), self.scaled))
 
     def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
-        if not fleet.arrivals.regular:
-            return None
-        return fleet.cycles().astype(np.float64), np.zeros(len(fleet))
+        return fleet.arrivals.spacing()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""Energy that follows a curve: the sun over a site, or a recorded trace.
+
+Clients at one site share its curve and differ in their gain, so a fleet of a million needs one
+row per site and one number per client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.errors import InputError, some
+
+# The longest cycle a fleet takes: rounds have 32 bits in the random generator's counter.
+LONGEST_CYCLE = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What a table says for the round, times the client's gain; the seed plays no part.
+
+    table: [sites, rounds] joules that one unit of source (one watt-peak of panel) gives in a round.
+    site: [N] the row of each client.
+    gain: [N] rounds' cost per joule of the table: a panel's size in Wp over the cost of a round in J.
+    offsets: [N] the first round in which a client has energy. Time runs on until then: a client
+        that starts in round 100 finds the sun of round 100.
+    repeats: at the end of the table, start again, or give nothing from then on.
+    """
+
+    regular: ClassVar[bool] = False
+    table: Floats
+    site: Ints
+    gain: Floats
+    offsets: Ints
+    repeats: bool = True
+
+    def __post_init__(self) -> None:
+        table, gain = np.asarray(self.table, np.float64), np.asarray(self.gain, np.float64)
+        site, offsets = np.asarray(self.site, np.int64), np.asarray(self.offsets, np.int64)
+        for name, array in (("table", table), ("site", site), ("gain", gain), ("offsets", offsets)):
+            object.__setattr__(self, name, array)
+        if table.ndim != 2 or table.size == 0:
+            raise InputError(f"a profile's table is [sites, rounds], at least one of each; got shape {table.shape}.")
+        if not len(site) == len(gain) == len(offsets):
+            raise InputError(
+                f"a profile has {len(site)} sites, {len(gain)} gains and {len(offsets)} offsets; give one a client."
+            )
+        _refuse(
+            np.any(~((table >= 0.0) & np.isfinite(table)), axis=1), "the energy of site", "is not all finite and >= 0"
+        )
+        _refuse((site < 0) | (site >= len(table)), "the site of client", f"is not one of 0 to {len(table) - 1}")
+        _refuse(~((gain > 0.0) & np.isfinite(gain)), "the gain of client", "is not a finite number above 0")
+        _refuse(offsets < 0, "the offset of client", "is negative; every offset is a round from 0 up")
+        _refuse(self._mean == 0.0, "client", "harvests nothing in the whole table and could never train")
+
+    @cached_property
+    def _mean(self) -> Floats:
+        """[N] units a round, over the table."""
+        mean: Floats = self.table.mean(axis=1)[self.site] * self.gain
+        return mean
+
+    @cached_property
+    def _all_started(self) -> int:
+        return int(self.offsets.max(initial=0))
+
+    @cached_property
+    def cycles(self) -> Ints:
+        """[N] rounds for a unit at the mean over the table, rounded up: a night or a winter takes longer."""
+        with np.errstate(divide="ignore", over="ignore"):
+            # Ten tenths are a unit, whatever the last bits of their mean say.
+            rounds = np.ceil((1.0 - 1e-12) / self._mean)
+        return np.clip(rounds, 1, LONGEST_CYCLE).astype(np.int64)
+
+    @property
+    def window_capacity(self) -> Floats:
+        """One unit, the least there can be: what a night needs is for the battery's owner to say."""
+        return np.ones(len(self.site))
+
+    def chance(self, round: int) -> Floats | None:
+        return None
+
+    def spacing(self) -> tuple[Floats, Floats] | None:
+        return None
+
+    def harvest(self, round: int, seed: Seeds) -> Floats:
+        rounds = self.table.shape[1]
+        if round >= rounds and not self.repeats:
+            return np.zeros(len(self.site))
+        # One number a site, which stays in the cache while the clients pick theirs.
+        amounts: Floats = self.table[:, round % rounds][self.site]
+        amounts *= self.gain
+        if round < self._all_started:
+            amounts[self.offsets > round] = 0.0
+        return amounts
+
+
+def _refuse(bad: Bools, whose: str, why: str) -> None:
+    """An error that names the culprits, if there are any."""
+    if bad.any():
+        raise InputError(f"{whose} {some(np.flatnonzero(bad))} {why}.")
