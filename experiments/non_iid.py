@@ -2,6 +2,8 @@
 
     python experiments/non_iid.py run --jobs 3 --limit-s 540   # again and again, until it says that all is done
     python experiments/non_iid.py table                        # the tables, from the results file alone
+    python experiments/non_iid.py json --out docs/results/non_iid.json
+    python experiments/non_iid.py figure --results docs/results/non_iid.json --out docs/images/non_iid.png
 
 A run is one line of the results file, written when the run ends; what is there is not done again. With a time
 limit, no run is started that would not fit, going by how long its like have taken; one that overruns all the
@@ -12,9 +14,7 @@ what trains is imported: numpy and torch are enough.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import statistics
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import non_iid_tables
 import numpy as np
 import torch
+from non_iid_tables import COMPARED, LAST, Line, append, chosen_rate, measures, rare_accuracy, rare_classes, read
 
 from everfed import config, presets
 from everfed.data.dataset import Dataset
@@ -33,11 +35,9 @@ from everfed.data.partition import ByEnergy, Dirichlet, Split
 from everfed.energy.fleet import Group
 from everfed.errors import DivergenceError, EverfedWarning
 from everfed.experiment import Experiment
-from everfed.learning.evaluate import Metrics
 from everfed.learning.optim import SGD, Adam, Optimizer
 from everfed.random import Purpose, permutation
 
-COMPARED = ("algorithm1", "greedy", "wait-for-all", "fedavg")  # those of `everfed compare`
 SPLITS: dict[str, Split] = {
     "by-energy 0.25": ByEnergy(0.25),
     "by-energy 0.5": ByEnergy(0.5),
@@ -58,10 +58,8 @@ STAGES = (
 )
 # Taking Adam apart: its normalising without its momentum, a momentum without the normalising, no memory at all.
 CONTROLS = (("adam, beta1 0", 1e-3), ("sgd, momentum 0.9", 0.005), ("adam, reset", 1e-3))
-LAST, WIGGLE = 5, 10  # evaluations at the end of a run that are averaged, and whose spread is the wiggle
 CLOSE_UP = 40  # rounds at the end that are evaluated one by one: two of the longest windows
 SLACK = 1.2  # a run may take this much longer than the slowest of its like
-Line = dict[str, Any]
 
 
 def client(kind: str, rate: float) -> tuple[Optimizer, bool]:
@@ -208,25 +206,6 @@ def rounded(value: Any) -> float:
     return round(float(value), 5)
 
 
-def rare_accuracy(split: Split, metrics: Metrics, counts: Any, groups: Sequence[Group]) -> float:
-    """How well the classes of the group with the least energy are known.
-
-    By energy: the mean recall of the classes at home there. Dirichlet, where no class is at home in one group
-    alone: the recalls weighted by that group's class mix.
-    """
-    assert metrics.class_accuracy is not None
-    assert metrics.group_accuracy is not None
-    if not isinstance(split, ByEnergy):
-        return metrics.group_accuracy[groups[-1].label]
-    return statistics.fmean(metrics.class_accuracy[c] for c in rare_classes(counts, groups))
-
-
-def rare_classes(counts: Any, groups: Sequence[Group]) -> list[int]:
-    """The classes of which the group with the least energy holds more than any other group."""
-    held = np.array([counts[group.clients].sum(axis=0) for group in groups])
-    return np.flatnonzero(held.argmax(axis=0) == len(groups) - 1).tolist()
-
-
 def execute(study: Study, dataset: Dataset, run: Run, deadline: float = math.inf) -> Line | None:
     """Do one run; None if the deadline (of time.time) came first. A run that diverges says so in its line."""
     began = time.time()
@@ -369,208 +348,11 @@ def carry_out(study: Study, results: Path, jobs: int = 1, limit_s: float = math.
     return read(results, study.settings())
 
 
-def append(results: Path, line: Line) -> None:
-    """One line more, on the disk before the next run starts; a line cut off by a kill is closed first."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with results.open("ab+") as file:
-        torn = file.tell() > 0 and (file.seek(-1, 2), file.read(1))[1] != b"\n"
-        file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
-
-
-def read(results: Path, settings: Mapping[str, Any] | None = None) -> dict[str, Line]:
-    """The lines of a results file by name: those with these settings, or with those of the last line."""
-    lines = []
-    for text in results.read_text().splitlines() if results.exists() else []:
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            print("a line of the results file was cut off and is left out", flush=True)
-    wanted = settings or (lines[-1]["settings"] if lines else None)
-    # By name, since runs that share a device end in any order, and tables should not depend on it.
-    return {line["name"]: line for line in sorted(lines, key=lambda a: a["name"]) if line["settings"] == wanted}
-
-
-# ---- what the runs say ----
-
-
-def measures(line: Line) -> dict[str, float] | None:
-    """The figures of a run; None if it diverged. Means are over the last five evaluations, since curves wiggle."""
-    curve = line["curve"]
-    if line["diverged"] or not curve["accuracy"]:
-        return None
-    losses = [group_mean(row, line["shares"]) for row in curve["train_loss"][-LAST:]]
-    heard = [loss for loss in losses if loss is not None]
-    return {
-        "last": curve["accuracy"][-1],
-        "last5": statistics.fmean(curve["accuracy"][-LAST:]),
-        "worst": statistics.fmean(curve["worst_group"][-LAST:]),
-        "rare": statistics.fmean(curve["rare"][-LAST:]),
-        "train_loss": statistics.fmean(heard) if heard else math.nan,
-        "wiggle": statistics.pstdev(curve["accuracy"][-WIGGLE:]),
-    }
-
-
-def group_mean(values: Sequence[float | None], shares: Sequence[float]) -> float | None:
-    """The mean over the groups that were heard, by their part of the data; None if none was."""
-    known = [(v, s) for v, s in zip(values, shares, strict=True) if v is not None]
-    return sum(v * s for v, s in known) / sum(s for _, s in known) if known else None
-
-
-def chosen_rate(lines: Sequence[Line | None]) -> float | None:
-    """The rate with the best validation accuracy; a diverged run is worst, the smaller of two equals wins."""
-    known = [line for line in lines if line is not None]
-    if not known or len(known) < len(lines):
-        return None
-
-    def score(line: Line) -> float:
-        m = measures(line)
-        return m["last5"] if m else -1.0
-
-    return max(sorted(known, key=lambda line: line["rate"]), key=score)["rate"]
-
-
-def jumps(line: Line) -> tuple[float, float] | None:
-    """Over the close-up: how much a round that hears the rarest group adds to the recall of its classes, and of the
-    others, on average."""
-    rare = set(line["rare_classes"])
-    steps = []
-    for before, after in zip(line["close_up"], line["close_up"][1:], strict=False):
-        if after["heard"][-1]:
-            gain = np.subtract(after["class_accuracy"], before["class_accuracy"])
-            is_rare = np.array([c in rare for c in range(len(gain))])
-            steps.append((gain[is_rare].mean(), gain[~is_rare].mean()))
-    return tuple(np.mean(steps, axis=0).tolist()) if steps and rare else None
-
-
-def percent(values: Sequence[float]) -> str:
-    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.1f}{spread}"
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def select(lines: Mapping[str, Line], **wanted: Any) -> list[Line]:
-    return [line for line in lines.values() if all(line[key] == value for key, value in wanted.items())]
-
-
-def cell(lines: Sequence[Line], key: str) -> str:
-    known = [m[key] for m in map(measures, lines) if m]
-    lost = f" ({len(lines) - len(known)} diverged)" if len(known) < len(lines) else ""
-    return (percent(known) if known else "–") + lost
-
-
-def tuning_table(done: Mapping[str, Line]) -> str:
-    """Validation accuracy by rate; the chosen one is bold."""
-    rates = sorted({line["rate"] for line in select(done, part="tune")})
-    rows = []
-    for split in SPLITS:
-        for method in COMPARED:
-            lines = [(select(done, part="tune", split=split, method=method, rate=rate) or [None])[0] for rate in rates]
-            best = chosen_rate(lines)
-            cells = ["" if line is None else cell([line], "last5") for line in lines]
-            cells = [f"**{c}**" if rate == best else c for c, rate in zip(cells, rates, strict=True)]
-            rows += [[f"{split}, {method}", *cells]] if any(cells) else []
-    return markdown(["validation accuracy %", *[f"lr {rate:g}" for rate in rates]], rows)
-
-
-def split_table(done: Mapping[str, Line], split: str) -> str:
-    rows = []
-    for method in COMPARED:
-        lines = select(done, part="final", split=split, method=method)
-        if lines:
-            known = [m for m in map(measures, lines) if m]
-            loss = f"{statistics.fmean(m['train_loss'] for m in known):.2f}" if known else "–"
-            cells = [cell(lines, key) for key in ("last", "last5", "worst", "rare")]
-            rows.append([method, f"{lines[0]['rate']:g}", *cells, loss, cell(lines, "wiggle"), str(len(lines))])
-    head = ["method", "lr", "last %", "last 5 %", "worst group %", "rare classes %", "train loss", "wiggle", "seeds"]
-    return markdown(head, rows)
-
-
-def clients_table(done: Mapping[str, Line]) -> str:
-    """Accuracy and rare classes of the first seed, by the clients' optimiser; SGD at its chosen rate beside Adam."""
-    seed = min(line["seed"] for line in done.values())
-    rows = []
-    for split in SPLITS:
-        others = select(done, part="adam", split=split) + select(done, part="control", split=split)
-        if not others:
-            continue
-        kinds = list(dict.fromkeys((line["client"], line["rate"]) for line in others))
-        for kind, rate in [("sgd", None), *kinds]:
-            cells = []
-            for method in COMPARED:
-                wanted = {"split": split, "client": kind, "method": method, "seed": seed}
-                found = select(done, part="final", **wanted)
-                if rate is not None:
-                    found = [line for line in select(done, rate=rate, **wanted) if line in others]
-                cells.append(f"{cell(found, 'last5')} / {cell(found, 'rare')}" if found else "")
-            rows.append([f"{split}, {kind} {'tuned' if rate is None else format(rate, 'g')}", *cells])
-    return markdown(["accuracy % / rare classes %", *COMPARED], rows)
-
-
-def pushes(line: Line) -> tuple[float, float] | None:
-    """How the biases of the rare classes are pushed at the end of a run: by the group they are at home in, and by all
-    others together, each group by its part of the data (its mean weight in a round of an unbiased method)."""
-    own, others = [], []
-    for row in line["curve"]["push"]:
-        if None not in row:
-            weighted = np.array(line["shares"])[:, None] * np.array(row)[:, line["rare_classes"]]
-            own.append(weighted[-1].mean())
-            others.append(weighted[:-1].sum(axis=0).mean())
-    return (statistics.fmean(own), statistics.fmean(others)) if own and line["rare_classes"] else None
-
-
-def updates_table(done: Mapping[str, Line]) -> str:
-    """What clients send, early and late in the run, and what a round that hears the rarest group does to the model."""
-    seed = min(line["seed"] for line in done.values())
-    unbiased = [line for line in done.values() if line["method"] in ("algorithm1", "fedavg") and line["seed"] == seed]
-    rows = []
-    for line in unbiased:
-        if line["part"] == "tune" or line["diverged"]:
-            continue
-        cells = [f"{line['split']}, {line['method']}, {line['client']} {line['rate']:g}"]
-        tenth = max(1, len(line["curve"]["round"]) // 10)
-        for key, group in (("length", 0), ("length", -1), ("train_loss", 0), ("train_loss", -1)):
-            values = [row[group] for row in line["curve"][key]]
-            ends = [[v for v in part if v is not None] for part in (values[:tenth], values[-tenth:])]
-            cells.append(" → ".join(f"{statistics.fmean(end):.2f}" if end else "–" for end in ends))
-        pushed, moved = pushes(line), jumps(line)
-        cells.append(f"{1000 * pushed[0]:+.2f} {1000 * pushed[1]:+.2f}" if pushed else "–")
-        cells.append(f"{100 * moved[0]:+.1f} {100 * moved[1]:+.1f}" if moved else "–")
-        rows.append(cells)
-    labels = next(iter(done.values()))["groups"]
-    ends = [f"{what}, {label}" for what in ("length", "loss") for label in (labels[0], labels[-1])]
-    return markdown(["run", *ends, "push on rare classes ×1000: own, others", "jump of recall: rare, others"], rows)
-
-
-def summary_table(done: Mapping[str, Line]) -> str:
-    rows = []
-    for split in SPLITS:
-        found = [select(done, part="final", split=split, method=method) for method in COMPARED]
-        if any(found):
-            rows.append([split, *[f"{cell(f, 'last5')} / {cell(f, 'rare')}" if f else "" for f in found]])
-    return markdown(["accuracy % / rare classes %", *COMPARED], rows)
-
-
-def tables(done: Mapping[str, Line]) -> str:
-    """All of it as markdown, the summary last."""
-    if not done:
-        return "no runs yet"
-    parts = ["## Tuning", tuning_table(done)]
-    for split in SPLITS:
-        if select(done, part="final", split=split):
-            parts += [f"## {split}", split_table(done, split)]
-    if select(done, part="adam") or select(done, part="control"):
-        parts += ["## The clients' optimiser", clients_table(done)]
-    return "\n\n".join([*parts, "## Updates", updates_table(done), "## Summary", summary_table(done)])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("command", choices=["run", "table", "json", "figure"])
     parser.add_argument("--results", type=Path, default=Path("everfed-out/non_iid.jsonl"))
+    parser.add_argument("--out", type=Path, help="the file that json or figure writes")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which this call must be over")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the device")
     parser.add_argument("--device", default="cuda")
@@ -584,7 +366,13 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=5000, help="training samples to choose the rates on")
     options = parser.parse_args()
     if options.command == "table":
-        print(tables(read(options.results)))
+        print(non_iid_tables.tables(read(options.results)))
+        return
+    if options.command in ("json", "figure"):
+        if options.out is None:
+            parser.error(f"{options.command} needs --out")
+        write = {"json": non_iid_tables.records, "figure": non_iid_tables.draw}[options.command]
+        write(options.results, options.out)
         return
     base = replace(
         config.from_dict(presets.content(options.preset)),
@@ -599,7 +387,7 @@ def main() -> None:
         held_out=options.held_out,
     )
     done = carry_out(study, options.results, options.jobs, options.limit_s)
-    print("\n" + tables(done))
+    print("\n" + non_iid_tables.tables(done))
 
 
 if __name__ == "__main__":

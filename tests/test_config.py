@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from everfed import config, presets
+from everfed.data.partition import ByEnergy
 from everfed.energy import Fleet
 from everfed.errors import InputError
 from everfed.experiment import TABLES, CycleFleet, Experiment
@@ -137,6 +138,11 @@ def test_every_preset_is_valid_and_says_what_it_is(name):
 
 def test_the_default_experiment_is_the_digits_preset():
     assert config.from_dict(presets.content("digits")) == Experiment()
+
+
+def test_cifar10_by_energy_is_the_papers_but_for_split_and_optimiser():
+    paper, skewed = (config.from_dict(presets.content(name)) for name in ("paper-cifar10", "cifar10-by-energy"))
+    assert skewed == replace(paper, split=ByEnergy(0.5), client=SGD(0.1))
 
 
 def test_the_schema_accepts_what_is_written_and_refuses_unknown_keys():

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everfed import ARRIVALS, Books, Fleet, Greedy, InputError, audit
-from everfed.energy import Battery, Markov
+from everfed import ARRIVALS, Always, Books, Fleet, Greedy, InputError, audit, plan
+from everfed.energy import Battery, Markov, Storage, devices
 from everfed.energy.fleet import MAX_CYCLE
+from everfed.scheduling.plan import Schedule
 
 deterministic = settings(derandomize=True, deadline=None, max_examples=60)
 every_process = pytest.mark.parametrize("process", ARRIVALS.values(), ids=ARRIVALS)
@@ -429,3 +430,105 @@ class TestUndivided:
         fleet = Fleet.from_cycles([4, 4, 4], [0, 2, 50])
         assert fleet.undivided(12).tolist() == [1]
         assert fleet.undivided(10).tolist() == [0]
+
+
+STORAGES = st.builds(
+    Storage,
+    charging=st.floats(0.5, 1.0),
+    leak=st.floats(0.0, 0.2),
+    standby=st.floats(0.0, 0.3),
+    start=st.floats(0.0, 3.0),
+    cost_spread=st.sampled_from([0.0, 0.2]),
+    browns_out=st.booleans(),
+)
+
+
+class TestRealBatteries:
+    @deterministic
+    @given(profile=PROFILES, storage=STORAGES, seed=SEEDS, name=st.sampled_from(sorted(ARRIVALS)))
+    def test_books_balance_in_every_round_and_levels_stay_within_the_battery(self, profile, storage, seed, name):
+        cycles, offsets = zip(*profile, strict=True)
+        fleet = Fleet.from_cycles(cycles, offsets, arrivals=name, capacity=2.0, storage=storage)
+        for policy in (Greedy(), Always()):
+            schedule = Schedule(fleet, policy, seed)
+            for step in schedule.rounds(0, 40):
+                assert step.energy.imbalance() == pytest.approx(0.0, abs=1e-9)
+                assert np.all((schedule.battery.level >= 0.0) & (schedule.battery.level <= 2.0 + 1e-9))
+            if storage.browns_out:
+                assert step.energy.violations == 0
+
+    def test_what_each_loss_takes(self):
+        storage = Storage(charging=0.8, leak=0.1, standby=0.05, start=1.0)
+        battery = Battery(np.array([2.0]), storage=storage)
+        battery.charge(np.array([1.0]))
+        # 1.0 leaks 0.1, 0.8 of the unit arrives, standby takes 0.05.
+        assert battery.level.tolist() == pytest.approx([0.9 + 0.8 - 0.05])
+        books = battery.books()
+        assert (books.initial, books.harvested, books.leaked, books.standby) == pytest.approx((1.0, 1.0, 0.3, 0.05))
+
+    def test_a_round_that_a_battery_does_not_last_through_is_lost_and_counted(self):
+        fleet = Fleet.from_cycles([1, 4], storage=Storage(browns_out=True))
+        steps = list(plan(fleet, Always(), rounds=8))
+        assert [step.clients.tolist() for step in steps] == [[0, 1], [0], [0], [0]] * 2
+        assert steps[-1].energy.brownouts == 6
+        assert steps[-1].energy.violations == 0
+
+    def test_costs_that_vary_lose_some_rounds_at_an_empty_battery(self):
+        fleet = Fleet.from_cycles([2] * 400, storage=Storage(cost_spread=0.1))
+        last = list(plan(fleet, Greedy(), rounds=2))[-1].energy
+        # One unit is there; half of the rounds turn out dearer than that.
+        assert last.brownouts == pytest.approx(200, abs=50)
+        assert last.spent == pytest.approx(400 - last.brownouts, rel=0.1)
+
+    def test_a_run_in_two_pieces_equals_one(self):
+        storage = Storage(charging=0.9, leak=0.01, standby=0.02, cost_spread=0.2, browns_out=True)
+        fleet = Fleet.from_cycles([1, 3, 5] * 4, arrivals="markov", capacity=3.0, storage=storage)
+        whole = list(plan(fleet, Greedy(), rounds=40, seed=3))
+        first, second = Schedule(fleet, Greedy(), 3), Schedule(fleet, Greedy(), 3)
+        steps = list(first.rounds(0, 17))
+        second.load_state_dict(first.state_dict())
+        steps += list(second.rounds(17, 40))
+        assert [(s.clients.tolist(), s.energy) for s in steps] == [(s.clients.tolist(), s.energy) for s in whole]
+
+    @pytest.mark.parametrize(
+        ("wrong", "words"),
+        [
+            ({"charging": 1.2}, "charging .* from 0 to 1"),
+            ({"leak": -0.1}, "leak .* from 0 to 1"),
+            ({"standby": math.nan}, "standby .* at least 0"),
+            ({"cost_spread": 1.0}, "cost_spread .* below 1"),
+        ],
+    )
+    def test_impossible_batteries_are_refused(self, wrong, words):
+        with pytest.raises(InputError, match=words):
+            Storage(**wrong)
+
+
+class TestDevices:
+    def test_the_cost_of_a_round_is_its_steps_and_its_traffic(self):
+        cost = devices.round_cost_j(devices.Device(3.0, 1.0, 2.0), devices.Radio(5.0, 2.0), local_steps=4, model_mb=0.5)
+        assert cost == pytest.approx(4 * 2.0 * (3.0 - 1.0) + 0.5 * 7.0)
+
+    def test_who_has_the_model_need_not_fetch_it(self):
+        once = {"local_steps": 1, "model_mb": 1.0}
+        pi, wifi = devices.device("raspberry-pi-4b"), devices.radio("wifi")
+        saved = devices.round_cost_j(pi, wifi, **once) - devices.round_cost_j(pi, wifi, downloads=False, **once)
+        assert saved == pytest.approx(wifi.down_j_per_mb)
+
+    @pytest.mark.parametrize(
+        ("call", "words"),
+        [
+            (lambda: devices.device("raspberry-pi-4"), "Did you mean 'raspberry-pi-4b'"),
+            (lambda: devices.Device(-1.0, 0.0), "active_w is -1.0"),
+            (lambda: devices.Radio(math.nan, 0.0), "up_j_per_mb is nan"),
+            (
+                lambda: devices.round_cost_j(
+                    devices.device("esp32"), devices.radio("lora-sf7"), local_steps=5, model_mb=1.0, round_s=60.0
+                ),
+                "take 100 s, and a round has 60 s",
+            ),
+        ],
+    )
+    def test_bad_figures_are_told(self, call, words):
+        with pytest.raises(InputError, match=words):
+            call()

@@ -27,7 +27,13 @@ def non_iid():
 
     yield non_iid
     sys.path.remove(str(SCRIPT.parent))
-    del sys.modules["non_iid"]
+    del sys.modules["non_iid"], sys.modules["non_iid_tables"]
+
+
+@pytest.fixture(scope="module")
+def told(non_iid):
+    """The module that makes tables and files of what the script found."""
+    return non_iid.non_iid_tables
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +98,18 @@ def test_measures_are_those_of_the_curve(non_iid):
     assert non_iid.measures(line(non_iid, [0.5], diverged="lost")) is None
 
 
-def test_a_group_that_is_not_heard_does_not_count_in_the_train_loss(non_iid):
-    assert non_iid.group_mean([0.5, None], [0.75, 0.25]) == 0.5
-    assert non_iid.group_mean([None, None], [0.75, 0.25]) is None
+def test_a_group_that_is_not_heard_does_not_count_in_the_train_loss(told):
+    assert told.group_mean([0.5, None], [0.75, 0.25]) == 0.5
+    assert told.group_mean([None, None], [0.75, 0.25]) is None
 
 
-def test_pushes_and_jumps_are_those_of_the_rare_classes(non_iid):
+def test_pushes_and_jumps_are_those_of_the_rare_classes(non_iid, told):
     heard = [([1, 0], [0.8, 0.1]), ([1, 1], [0.6, 0.5]), ([1, 0], [0.9, 0.2]), ([0, 2], [0.8, 0.8])]
     close_up = [{"round": r, "heard": h, "class_accuracy": a} for r, (h, a) in enumerate(heard)]
     one = line(non_iid, [0.5], close_up=close_up)
-    assert non_iid.jumps(one) == pytest.approx((0.5, -0.15))
-    assert non_iid.pushes(one) == pytest.approx((0.25 * 0.2, -0.75 * 0.1))
+    assert told.jumps(one) == pytest.approx((0.5, -0.15))
+    one["curve"]["push"] = [[[-0.3, -0.1], [0.4, 0.2]]]
+    assert told.pushes(one) == pytest.approx((0.25 * 0.2, -0.75 * 0.1, -0.75 * 0.3 + 0.25 * 0.4))
 
 
 def test_no_run_is_started_that_would_not_fit(non_iid):
@@ -168,7 +175,7 @@ def test_a_run_past_its_deadline_is_given_up_and_a_diverged_one_says_so(non_iid,
     assert non_iid.measures(lost) is None
 
 
-def test_a_study_goes_on_where_it_was_and_ends_with_its_tables(non_iid, tmp_path, capsys):
+def test_a_study_goes_on_where_it_was_and_ends_with_its_tables(non_iid, told, tmp_path, capsys):
     results = tmp_path / "deep" / "results.jsonl"
     study = non_iid.Study(SMALL, BOTH, rates=(0.05, 0.2), adam_rates=(1e-3,), seeds=(0, 1), held_out=300)
     assert not non_iid.carry_out(study, results, limit_s=0.0)  # no time, no run
@@ -192,26 +199,24 @@ def test_a_study_goes_on_where_it_was_and_ends_with_its_tables(non_iid, tmp_path
     for method in non_iid.COMPARED:
         tuned = [done[run.name] for run in study.tuning("by-energy 1", method)]
         best = max(tuned, key=lambda one: np.mean(one["curve"]["accuracy"][-5:]))
-        finals = non_iid.select(done, part="final", method=method)
+        finals = told.select(done, part="final", method=method)
         assert [(one["rate"], one["seed"]) for one in finals] == [(best["rate"], 0), (best["rate"], 1)]
-    told = non_iid.tables(done)
-    assert told.splitlines()[-1].startswith("| by-energy 1 | ")
-    assert "nan" not in told
-    assert told.count("**") == 2 * len(non_iid.COMPARED)  # one chosen rate a method
-    mean = np.mean(
-        [np.mean(one["curve"]["accuracy"][-5:]) for one in non_iid.select(done, part="final", method="greedy")]
-    )
-    assert f"{100 * mean:.1f} ± " in non_iid.split_table(done, "by-energy 1").splitlines()[3]
+    text = told.tables(done)
+    assert text.splitlines()[4].startswith("| by-energy 1 | ")
+    assert "nan" not in text
+    assert text.count("**") == 2 * len(non_iid.COMPARED)  # one chosen rate a method
+    mean = np.mean([np.mean(one["curve"]["accuracy"][-5:]) for one in told.select(done, part="final", method="greedy")])
+    assert f"{100 * mean:.1f} ± " in text.splitlines()[4]
 
 
-def test_lines_of_another_set_up_do_not_count(non_iid, tmp_path):
+def test_lines_of_another_set_up_do_not_count(non_iid, told, tmp_path):
     results = tmp_path / "results.jsonl"
     for rounds in (20, 30):
         non_iid.append(results, line(non_iid, [0.5], settings={"rounds": rounds}))
     assert [one["settings"] for one in non_iid.read(results, {"rounds": 20}).values()] == [{"rounds": 20}]
     assert [one["settings"] for one in non_iid.read(results).values()] == [{"rounds": 30}]  # those of the last line
     assert non_iid.read(tmp_path / "none.jsonl") == {}
-    assert non_iid.tables({}) == "no runs yet"
+    assert told.tables({}) == "no runs yet"
 
 
 def test_the_tables_are_printed_from_the_results_file_alone(non_iid, tmp_path, monkeypatch, capsys):
@@ -219,4 +224,60 @@ def test_the_tables_are_printed_from_the_results_file_alone(non_iid, tmp_path, m
     non_iid.append(results, line(non_iid, [0.25], part="final"))
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "table", "--results", str(results)])
     non_iid.main()
-    assert "| greedy | 0.1 | 25.0 | 25.0 | 25.0 | 25.0 | 0.75 | 0.0 | 1 |" in capsys.readouterr().out
+    assert "| by-energy 1 |  | 25.0 / 0.0 / 0.75 |  |  |" in capsys.readouterr().out
+
+
+def test_the_json_has_every_run_and_the_figure_is_drawn_from_it(non_iid, told, tmp_path, monkeypatch):
+    results, short, picture = (tmp_path / name for name in ("results.jsonl", "short.json", "picture.png"))
+    finals = [line(non_iid, [0.25], part="final", method=method) for method in non_iid.COMPARED]
+    silent = line(non_iid, [0.5], rate=0.3)
+    silent["curve"]["train_loss"] = [[None, None]]
+    for one in [*finals, silent, line(non_iid, [0.5], rate=0.5, diverged="lost")]:
+        non_iid.append(results, one)
+    for command, source, out in (("json", results, short), ("figure", short, picture)):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), command, "--results", str(source), "--out", str(out)])
+        non_iid.main()
+    runs = json.loads(short.read_text())["runs"]
+    assert runs == told.short_runs(results)
+    assert runs[0] == {
+        "part": "final", "split": "by-energy 1", "method": "algorithm1", "client": "sgd", "rate": 0.1, "seed": 0,
+        "last": 0.25, "last5": 0.25, "worst": 0.25, "rare": 0.25, "train_loss": 0.75, "wiggle": 0.0,
+    }  # fmt: skip
+    assert [run["train_loss"] for run in runs if run["rate"] == 0.3] == [None]
+    assert [run["diverged"] for run in runs if run["rate"] == 0.5] == [True]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_and_figure_need_to_know_where_to(non_iid, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "figure"])
+    with pytest.raises(SystemExit):
+        non_iid.main()
+    assert "figure needs --out" in capsys.readouterr().err
+
+
+def test_the_page_says_what_the_json_says(non_iid, told):
+    """The published tables of accuracies and optimisers, worked out again from the published JSON."""
+    docs = SCRIPT.parents[1] / "docs" / "results"
+    runs, page = told.short_runs(docs / "non_iid.json"), (docs / "non_iid.md").read_text(encoding="utf-8")
+
+    def values(key, **wanted):
+        return [100 * run[key] for run in runs if all(run[k] == v for k, v in wanted.items())]
+
+    def spread(found):
+        return f"{np.mean(found):.1f} ± {np.std(found, ddof=1):.1f}"
+
+    assert len(runs) == non_iid.Study(SMALL).total()
+    for split in non_iid.SPLITS:
+        finals = [{"part": "final", "split": split, "method": method} for method in non_iid.COMPARED]
+        cells = [f"{spread(values('last5', **w))} / {spread(values('rare', **w))}" for w in finals]
+        assert f"| {' | '.join([split, *cells])} |" in page
+        cells = [f"{spread(values('worst', **w))} / {spread(values('wiggle', **w))}" for w in finals]
+        losses = [np.mean(values("train_loss", **w)) / 100 for w in finals]
+        more = [f"{c} / {loss:.2f}" for c, loss in zip(cells, losses, strict=True)]
+        assert f"| {' | '.join([split, *more])} |" in page
+    for run in runs:
+        if run["part"] in ("adam", "control"):
+            row = next(
+                r for r in page.splitlines() if r.startswith(f"| {run['split']}, {run['client']} {run['rate']:g}")
+            )
+            assert f"{100 * run['last5']:.1f} / {100 * run['rare']:.1f}" in row

@@ -43,6 +43,7 @@ class Purpose(IntEnum):
     PARTITION = 6  # who holds which samples
     ARRIVAL = 7  # random energy arrivals
     AUGMENT = 8  # crops and flips
+    COST = 9  # what a round costs a device, where that varies
 
 
 def check_seed(seed: int) -> None:

@@ -1,7 +1,7 @@
 """Where energy comes from, is stored and is spent."""
 
 from everfed.energy.arrivals import ARRIVALS, Arrivals, Lump, Trickle
-from everfed.energy.battery import Battery, Books
+from everfed.energy.battery import Battery, Books, Storage
 from everfed.energy.fleet import Fleet
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 
@@ -14,6 +14,7 @@ __all__ = [
     "Fleet",
     "Lump",
     "Markov",
+    "Storage",
     "Trickle",
     "UniformInBlock",
 ]

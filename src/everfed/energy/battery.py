@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everfed.arrays import Bools, Floats
+from everfed.arrays import Bools, Floats, Ints
+from everfed.errors import InputError
+
+_TOTALS = ("harvested", "spent", "wasted", "shortfall", "initial", "standby", "leaked", "lost")
 
 # Sums of 1/E miss a whole unit by a few ulps; this much is forgiven.
 TOLERANCE = 1e-9
@@ -21,22 +24,70 @@ TOLERANCE = 1e-9
 class Books:
     """Energy of a whole fleet up to and including a round, in units.
 
-    harvested + shortfall = spent + wasted + stored, at every round. `shortfall` is energy that
-    was spent without being there; `violations` counts the participations that did so.
+    initial + harvested + shortfall = spent + standby + lost + leaked + wasted + stored, at every
+    round. `shortfall` is energy that was spent without being there; `violations` counts the
+    participations that did so. `lost` is what went into rounds that a battery did not last through,
+    `brownouts` how many there were.
     """
 
     harvested: float = 0.0
     spent: float = 0.0
-    wasted: float = 0.0
+    wasted: float = 0.0  # came when the battery was full
     stored: float = 0.0
     shortfall: float = 0.0
     violations: int = 0
+    initial: float = 0.0  # in the batteries before the first round
+    standby: float = 0.0  # drawn between rounds
+    leaked: float = 0.0  # self-discharge, and what charging loses
+    lost: float = 0.0
+    brownouts: int = 0
 
     def imbalance(self) -> float:
-        return self.harvested + self.shortfall - self.spent - self.wasted - self.stored
+        there = self.initial + self.harvested + self.shortfall
+        return there - self.spent - self.standby - self.lost - self.leaked - self.wasted - self.stored
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How real batteries differ from the paper's, which only fill and empty. One number, or one a client.
+
+    charging: the part of what is harvested that arrives in the battery. leak: the part of its level
+    that is gone by the next round. standby: units a device draws in every round, asleep or not.
+    start: units held before the first round. cost_spread: standard deviation of a round's cost,
+    relative; a round that turns out dearer than the battery is lost. browns_out: rounds that are
+    begun without the energy are lost as well, instead of being counted as violations.
+    """
+
+    charging: float | Floats = 1.0
+    leak: float | Floats = 0.0
+    standby: float | Floats = 0.0
+    start: float | Floats = 0.0
+    cost_spread: float = 0.0
+    browns_out: bool = False
+
+    def __post_init__(self) -> None:
+        for name, most in (("charging", 1.0), ("leak", 1.0), ("standby", np.inf), ("start", np.inf)):
+            value = np.asarray(getattr(self, name))
+            if not np.all((value >= 0.0) & (value <= most) & np.isfinite(value)):
+                wanted = "at least 0" if np.isinf(most) else f"from 0 to {most:g}"
+                raise InputError(f"{name} of a battery is {getattr(self, name)}; it must be {wanted}.")
+        if not 0.0 <= self.cost_spread < 1.0:
+            raise InputError(f"cost_spread is {self.cost_spread}; it must be from 0 to below 1.")
+
+    def part(self, clients: Ints) -> Storage:
+        def some(value: float | Floats) -> float | Floats:
+            return value[clients] if isinstance(value, np.ndarray) and value.ndim else value
+
+        return Storage(
+            some(self.charging), some(self.leak), some(self.standby), some(self.start), self.cost_spread,
+            self.browns_out,
+        )  # fmt: skip
+
+
+IDEAL = Storage()
 
 
 class Battery:
@@ -45,45 +96,94 @@ class Battery:
     copies: leading axis for audits, which run many seeds of one fleet side by side.
     """
 
-    def __init__(self, capacity: Floats, copies: tuple[int, ...] = ()) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: Floats, copies: tuple[int, ...] = (), storage: Storage = IDEAL) -> None:
+        self.capacity, self.storage = capacity, storage
         self.level: Floats = np.zeros((*copies, len(capacity)))
+        self.level += np.minimum(storage.start, capacity)
+        self.initial = float(self.level.sum())
         self.harvested = self.spent = self.wasted = self.shortfall = 0.0
-        self.violations = 0
+        self.standby = self.leaked = self.lost = 0.0
+        self.violations = self.brownouts = 0
 
     def charge(self, arrived: Floats) -> None:
         """Take in this round's arrivals; what does not fit is wasted."""
+        copies = self.level.size // arrived.size
+        self.harvested += float(arrived.sum()) * copies
+        if self.storage is not IDEAL:
+            arrived = self._lose(arrived, copies)
         self.level += arrived
         overflow = self.level - self.capacity
         np.maximum(overflow, 0.0, out=overflow)
         self.level -= overflow
-        self.harvested += float(arrived.sum()) * (self.level.size // arrived.size)
         self.wasted += float(overflow.sum())
+        if self.storage is not IDEAL:
+            self._stand_by()
+
+    def _lose(self, arrived: Floats, copies: int) -> Floats:
+        """Self-discharge since the last round, and what charging takes."""
+        gone = self.level * self.storage.leak
+        self.level -= gone
+        kept: Floats = arrived * self.storage.charging
+        self.leaked += float(gone.sum()) + float((arrived - kept).sum()) * copies
+        return kept
+
+    def _stand_by(self) -> None:
+        """A device draws its standby power as long as there is any."""
+        drawn = np.minimum(self.level, self.storage.standby)
+        self.level -= drawn
+        self.standby += float(drawn.sum())
 
     def affords(self, cost: float = 1.0) -> Bools:
         """Which clients can pay for a round now."""
         result: Bools = self.level >= cost * (1.0 - TOLERANCE)
         return result
 
-    def spend(self, join: Bools, cost: float = 1.0) -> None:
-        """Pay for these clients' round; what an empty battery cannot give is a shortfall."""
+    def spend(self, join: Bools, cost: float | Floats = 1.0) -> Bools | None:
+        """Pay for these clients' round; what an empty battery cannot give is a shortfall.
+
+        cost: one number, or one a client. Returns the clients whose battery did not last through the
+        round, if such rounds are lost, and None if all were finished.
+        """
         level, payers = self.level.reshape(-1), np.flatnonzero(join)
-        after = level[payers] - cost
+        each = isinstance(cost, np.ndarray)
+        price: Any = np.broadcast_to(cost, join.shape).reshape(-1)[payers] if each else cost
+        after = level[payers] - price
         missing = np.maximum(-after, 0.0)
-        level[payers] = after + missing
-        self.spent += cost * len(after)
-        self.shortfall += float(missing.sum())
         # The rounding that `affords` forgives stays in the books, but is no violation.
-        self.violations += int(np.count_nonzero(missing > cost * TOLERANCE))
+        short = missing > price * TOLERANCE
+        gone = None
+        if self.storage.browns_out or each:
+            gone = self._brown_out(join.shape, payers[short])
+            after, missing, payers = after[~short], missing[~short], payers[~short]
+            price = price[~short] if each else price
+            short = short[:0]
+        level[payers] = after + missing
+        self.spent += float(price.sum()) if each else price * len(after)
+        self.shortfall += float(missing.sum())
+        self.violations += int(np.count_nonzero(short))
+        return gone
+
+    def _brown_out(self, shape: tuple[int, ...], which: Ints) -> Bools | None:
+        if len(which) == 0:
+            return None
+        level = self.level.reshape(-1)
+        self.lost += float(level[which].sum())
+        level[which] = 0.0
+        self.brownouts += len(which)
+        gone = np.zeros(shape, np.bool_)
+        gone.reshape(-1)[which] = True
+        return gone
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        totals = np.array([self.harvested, self.spent, self.wasted, self.shortfall])
-        return {"level": self.level, "totals": totals, "violations": np.array(self.violations)}
+        totals = np.array([getattr(self, name) for name in _TOTALS])
+        return {"level": self.level, "totals": totals, "violations": np.array([self.violations, self.brownouts])}
 
     def load_state_dict(self, state: dict[str, npt.NDArray[Any]]) -> None:
         self.level = state["level"].copy()
-        self.harvested, self.spent, self.wasted, self.shortfall = state["totals"].tolist()
-        self.violations = int(state["violations"])
+        for name, value in zip(_TOTALS, state["totals"].tolist(), strict=True):
+            setattr(self, name, value)
+        self.violations, self.brownouts = state["violations"].tolist()
 
     def books(self) -> Books:
-        return Books(self.harvested, self.spent, self.wasted, float(self.level.sum()), self.shortfall, self.violations)
+        totals = {name: getattr(self, name) for name in _TOTALS}
+        return Books(**totals, stored=float(self.level.sum()), violations=self.violations, brownouts=self.brownouts)

@@ -9,6 +9,7 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints
 from everfed.energy.arrivals import ARRIVALS, Arrivals
+from everfed.energy.battery import IDEAL, Storage
 from everfed.errors import InputError, lookup, some
 
 # Philox gives a client 32 bits of its counter, and rounds and windows another 32.
@@ -35,6 +36,7 @@ class Fleet:
 
     arrivals: Arrivals
     capacity: Floats
+    storage: Storage = IDEAL
 
     @classmethod
     def from_cycles(
@@ -44,6 +46,7 @@ class Fleet:
         *,
         arrivals: str = "lump",
         capacity: float | Sequence[float] | None = None,
+        storage: Storage = IDEAL,
     ) -> Fleet:
         """A fleet from the paper's renewal cycles E_i: rounds needed to harvest one unit.
 
@@ -51,6 +54,7 @@ class Fleet:
         arrivals: "lump" (a unit at the start of every window) or "trickle" (1/E a round).
         capacity: battery size in units (default: 1 for lump, 2 for trickle, which never waste
             energy under Algorithm 1).
+        storage: leakage, charging losses, standby and brown-outs (default: none).
         """
         e = _whole_numbers(cycles, "cycle", least=1)
         if len(e) == 0:
@@ -72,14 +76,15 @@ class Fleet:
                 f"a battery must hold one round's energy (capacity >= 1 unit); "
                 f"client {some(short)} has {size[short[0]]:g}."
             )
-        return cls(process, size)
+        return cls(process, size, storage)
 
     def __len__(self) -> int:
         return len(self.capacity)
 
     def part(self, clients: Ints) -> Fleet:
         """These clients as a fleet of their own, with the same energy as here."""
-        return Fleet(self.arrivals.part(clients), self.capacity[clients])
+        storage = self.storage if self.storage is IDEAL else self.storage.part(clients)
+        return Fleet(self.arrivals.part(clients), self.capacity[clients], storage)
 
     def cycles(self) -> Ints:
         """E_i: rounds each client needs to harvest one round's energy, [N]."""

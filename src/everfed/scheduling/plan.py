@@ -6,6 +6,7 @@ so a million clients cost one pass over arrays and no rounds-by-clients matrix e
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
@@ -41,7 +43,8 @@ class Schedule:
     def __init__(self, fleet: Fleet, policy: Policy, seed: Seeds) -> None:
         self.fleet, self.policy, self.seed = fleet, policy, seed
         clients = Clients.of(fleet, seed)
-        self.battery = Battery(fleet.capacity, clients.shape()[:-1])
+        self.battery = Battery(fleet.capacity, clients.shape()[:-1], fleet.storage)
+        self.clients = clients
         self.state = policy.init(clients)
 
     def rounds(self, first: int, last: int) -> Iterator[PlanStep]:
@@ -70,8 +73,21 @@ class Schedule:
         join, scale, self.state = self.policy.step(self.state, view)
         if self.policy.coordinated:
             join = self.policy.grant(join)
-        self.battery.spend(join)
+        lost = self.battery.spend(join, self._cost(round))
+        if lost is not None:
+            join = join & ~lost
         return join, scale
+
+    def _cost(self, round: int) -> float | Floats:
+        """What a round costs each client, in units: 1, or around 1 where that varies."""
+        spread = self.fleet.storage.cost_spread
+        if spread == 0.0:
+            return 1.0
+        # The sum of four uniform numbers, scaled to this deviation, is near enough to a normal one.
+        words = random.words(self.seed, random.Purpose.COST, self.clients.ids, round)
+        bell = words.astype(np.float64).sum(axis=0) / 2.0**32 - 2.0
+        cost: Floats = np.maximum(1.0 + spread * math.sqrt(3.0) * bell, 0.0)
+        return cost
 
 
 def plan(

@@ -20,7 +20,8 @@ from everfed.learning.evaluate import Metrics
 from everfed.simulate import RoundRecord
 
 _FLOATS = pa.list_(pa.float64())
-_BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall")
+_BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall", "initial", "standby", "leaked", "lost")
+_COUNTS = ("violations", "brownouts")
 
 # Wall-clock seconds are left out on purpose: records of a resumed run equal those of one never killed.
 _SCHEMA = pa.schema(
@@ -30,7 +31,7 @@ _SCHEMA = pa.schema(
         ("scales", _FLOATS),
         ("round_weight", pa.float64()),
         *((name, pa.float64()) for name in _BOOKS),
-        ("violations", pa.int64()),
+        *((name, pa.int64()) for name in _COUNTS),
         ("update_norm", pa.float64()),
         ("train_loss", pa.float64()),
         ("dropped", pa.list_(pa.int64())),
@@ -145,7 +146,7 @@ def _record(row: dict[str, Any]) -> RoundRecord:
         np.array(row["participants"], np.int64),
         np.array(row["scales"], np.float64),
         row["round_weight"],
-        Books(**{name: row[name] for name in (*_BOOKS, "violations")}),
+        Books(**{name: row[name] for name in (*_BOOKS, *_COUNTS)}),
         row["update_norm"],
         row["train_loss"],
         metrics,
