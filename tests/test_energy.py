@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everfed import ARRIVALS, Always, Books, Fleet, Greedy, InputError, audit, plan
+from everfed import ARRIVALS, POLICIES, Always, Books, Fleet, Greedy, InputError, audit, plan
 from everfed.energy import Battery, Markov, Storage, devices
 from everfed.energy.fleet import MAX_CYCLE
 from everfed.scheduling.plan import Schedule
@@ -454,7 +454,7 @@ class TestRealBatteries:
             for step in schedule.rounds(0, 40):
                 assert step.energy.imbalance() == pytest.approx(0.0, abs=1e-9)
                 assert np.all((schedule.battery.level >= 0.0) & (schedule.battery.level <= 2.0 + 1e-9))
-            if storage.browns_out:
+            if storage.browns_out and not policy.unlimited:
                 assert step.energy.violations == 0
 
     def test_what_each_loss_takes(self):
@@ -467,11 +467,17 @@ class TestRealBatteries:
         assert (books.initial, books.harvested, books.leaked, books.standby) == pytest.approx((1.0, 1.0, 0.3, 0.05))
 
     def test_a_round_that_a_battery_does_not_last_through_is_lost_and_counted(self):
-        fleet = Fleet.from_cycles([1, 4], storage=Storage(browns_out=True))
-        steps = list(plan(fleet, Always(), rounds=8))
-        assert [step.clients.tolist() for step in steps] == [[0, 1], [0], [0], [0]] * 2
-        assert steps[-1].energy.brownouts == 6
-        assert steps[-1].energy.violations == 0
+        coins = POLICIES["bernoulli"]()  # joins whatever its battery holds
+        kept, real = (Fleet.from_cycles([1, 4, 9] * 5, storage=Storage(browns_out=b)) for b in (False, True))
+        free, lossy = (list(plan(fleet, coins, rounds=40, seed=2)) for fleet in (kept, real))
+        lost = sum(len(a.clients) - len(b.clients) for a, b in zip(free, lossy, strict=True))
+        assert lost == lossy[-1].energy.brownouts == free[-1].energy.violations > 0
+        assert lossy[-1].energy.violations == 0
+
+    def test_who_imagines_energy_without_end_does_not_brown_out(self):
+        fleet = Fleet.from_cycles([1, 4], storage=Storage(browns_out=True, cost_spread=0.5))
+        last = list(plan(fleet, Always(), rounds=8))[-1]
+        assert (last.clients.tolist(), last.energy.brownouts, last.energy.violations) == ([0, 1], 0, 6)
 
     def test_costs_that_vary_lose_some_rounds_at_an_empty_battery(self):
         fleet = Fleet.from_cycles([2] * 400, storage=Storage(cost_spread=0.1))

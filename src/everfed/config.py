@@ -25,10 +25,16 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def to_dict(value: Any) -> dict[str, Any]:
     """An experiment, or a part of one, as plain dicts, lists and numbers."""
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
-    for field in fields(value):
-        part = getattr(value, field.name)
-        out[field.name] = to_dict(part) if is_dataclass(part) else list(part) if isinstance(part, tuple) else part
-    return out
+    return out | {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, tuple):
+        return [_plain(item) for item in part]
+    if not is_dataclass(part):
+        return part
+    in_a_table = any(type(part) in table.values() for table in TABLES.values())
+    return to_dict(part) if in_a_table else {f.name: _plain(getattr(part, f.name)) for f in fields(part)}
 
 
 def from_dict(raw: Mapping[str, Any]) -> Experiment:
@@ -68,6 +74,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise InputError(f"{where} is {_show(value)}; it must be a list, such as [1, 5, 10].")
         (inner, _) = typing.get_args(hint)
         return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where} is {_show(value)}; it must be a table of options.")
+        return _decode(hint, value, where + ".")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
@@ -208,10 +218,10 @@ def _object_schema(cls: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     properties = {}
     for field in fields(cls):
-        properties[field.name] = _schema(hints[field.name], field.name)
+        # Only an experiment's own keys have fixed sets of texts.
+        properties[field.name] = _schema(hints[field.name], field.name if cls is Experiment else "")
         if field.default is not MISSING and not is_dataclass(field.default):
-            default = field.default
-            properties[field.name]["default"] = list(default) if isinstance(default, tuple) else default
+            properties[field.name]["default"] = _plain(field.default)
     description = (cls.__doc__ or "").strip().splitlines()[0]
     return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
 
@@ -226,6 +236,8 @@ def _schema(hint: Any, name: str) -> dict[str, Any]:
         return {"anyOf": [{"enum": list(TABLES[hint])}, *kinds]}
     if typing.get_origin(hint) is tuple:
         return {"type": "array", "items": _schema(typing.get_args(hint)[0], "")}
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _object_schema(hint)
     if isinstance(hint, types.UnionType):
         return {"anyOf": [_schema(part, name) for part in typing.get_args(hint)]}
     valid = choices(name)

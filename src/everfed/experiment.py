@@ -7,7 +7,7 @@ table is at once available in experiment files and on the command line.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData
 from everfed.data.partition import SPLITS, ByEnergy, Split
 from everfed.energy.fleet import Fleet
+from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError
 from everfed.learning import TRAINERS
 from everfed.learning.models import MODELS, Mlp, Model
@@ -31,20 +32,25 @@ from everfed.simulate import Simulation
 class FleetSpec(Protocol):
     """The shape of every kind of fleet in `FLEETS`. Fields are its options."""
 
-    def build(self) -> Fleet: ...
+    energy_unit: ClassVar[str]  # what its books are counted in
+
+    def build(self, local_steps: int = 5) -> Fleet:
+        """local_steps: of a round of training, for fleets whose cost follows from them."""
+        ...
 
 
 @dataclass(frozen=True)
 class CycleFleet:
     """A fleet from the paper's renewal cycles, dealt round the clients: client i has cycles[i mod len]."""
 
+    energy_unit: ClassVar[str] = "units"
     clients: int = 40
     cycles: tuple[int, ...] = (1, 5, 10, 20)
     offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
     arrivals: str = "lump"
     capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
 
-    def build(self) -> Fleet:
+    def build(self, local_steps: int = 5) -> Fleet:
         if self.clients < 1:
             raise InputError(f"clients is {self.clients}; a fleet needs at least 1.")
         if len(self.cycles) == 0:
@@ -66,7 +72,7 @@ class CycleFleet:
         )
 
 
-FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet}
+FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
 
 # Which table a part of an experiment comes from; nested parts (an optimiser's schedule) alike.
 TABLES: dict[Any, dict[str, type[Any]]] = {
@@ -127,7 +133,7 @@ class Experiment:
         return replace(self, policy=METHODS[name].policy, server=METHODS[name].server)
 
     def make_fleet(self) -> Fleet:
-        return self.fleet.build()
+        return self.fleet.build(self.local_steps)
 
     def make_data(self, fleet: Fleet) -> FederatedData:
         return self.data.load().split(self.split, len(fleet), fleet=fleet, seed=self.seed)

@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     ARRIVAL = 7  # random energy arrivals
     AUGMENT = 8  # crops and flips
     COST = 9  # what a round costs a device, where that varies
+    SUPPLY = 10  # how much better or worse one device is supplied than the next
 
 
 def check_seed(seed: int) -> None:

@@ -124,7 +124,12 @@ def _table(run: StoredRun, seconds: float) -> Table:
         out.add_row("test loss", f"{final.loss:.4f}")
     out.add_row("participations", f"{run.participations:,}")
     books = (energy.harvested, energy.spent, energy.wasted)
-    out.add_row("energy harvested / spent / wasted", " / ".join(f"{amount:,.0f}" for amount in books))
+    unit = f", {e.fleet.energy_unit}" if e.fleet.energy_unit != "units" else ""
+    out.add_row(f"energy harvested / spent / wasted{unit}", " / ".join(f"{amount:,.0f}" for amount in books))
+    if energy.standby or energy.leaked:
+        out.add_row(f"drawn between rounds / leaked{unit}", f"{energy.standby:,.0f} / {energy.leaked:,.0f}")
+    if energy.brownouts:
+        out.add_row("rounds lost to empty batteries", f"{energy.brownouts:,}")
     if energy.violations:
         out.add_row("spent without being there", f"{energy.shortfall:,.0f}")
     dropped = sum(len(r.dropped) for r in run.rounds)

@@ -117,7 +117,7 @@ def _details(record: RoundRecord, accuracy: list[float], loss: list[float]) -> s
     energy = record.energy
     lines.append(f"training  {len(record.participants):8,}  clients this round, round weight {record.round_weight:.2f}")
     lines.append(
-        f"energy    {energy.spent:8,.0f}  units spent of {energy.harvested:,.0f} harvested, {energy.wasted:,.0f} wasted"
+        f"energy    {energy.spent:8,.0f}  spent of {energy.harvested:,.0f} harvested, {energy.wasted:,.0f} wasted"
     )
     return "\n".join(lines)
 

@@ -127,7 +127,8 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     if screen.as_json:
         screen.json(result)
     else:
-        screen.out.print(report.table(summary, {run.label: run.experiment.title for run in runs}))
+        titles = {run.label: run.experiment.title for run in runs}
+        screen.out.print(report.table(summary, titles, runs[0].experiment.fleet.energy_unit))
         screen.out.print(f"{result['seconds']:.0f} s; report: {page}; picture: {picture}", markup=False)
     if failed:
         screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.", markup=False)

@@ -77,6 +77,11 @@ class Storage:
         if not 0.0 <= self.cost_spread < 1.0:
             raise InputError(f"cost_spread is {self.cost_spread}; it must be from 0 to below 1.")
 
+    @property
+    def scalar(self) -> bool:
+        """Whether all clients' batteries are alike."""
+        return not any(isinstance(v, np.ndarray) for v in (self.charging, self.leak, self.standby, self.start))
+
     def part(self, clients: Ints) -> Storage:
         def some(value: float | Floats) -> float | Floats:
             return value[clients] if isinstance(value, np.ndarray) and value.ndim else value
@@ -96,11 +101,19 @@ class Battery:
     copies: leading axis for audits, which run many seeds of one fleet side by side.
     """
 
-    def __init__(self, capacity: Floats, copies: tuple[int, ...] = (), storage: Storage = IDEAL) -> None:
-        self.capacity, self.storage = capacity, storage
+    def __init__(
+        self,
+        capacity: Floats,
+        copies: tuple[int, ...] = (),
+        storage: Storage = IDEAL,
+        unit_j: Floats | None = None,
+    ) -> None:
+        """unit_j: joules of each client's unit; then the books are in joules."""
+        self.capacity, self.storage, self.unit_j = capacity, storage, unit_j
+        self.loses = storage != IDEAL if storage.scalar else True
         self.level: Floats = np.zeros((*copies, len(capacity)))
         self.level += np.minimum(storage.start, capacity)
-        self.initial = float(self.level.sum())
+        self.initial = self._total(self.level)
         self.harvested = self.spent = self.wasted = self.shortfall = 0.0
         self.standby = self.leaked = self.lost = 0.0
         self.violations = self.brownouts = 0
@@ -108,30 +121,40 @@ class Battery:
     def charge(self, arrived: Floats) -> None:
         """Take in this round's arrivals; what does not fit is wasted."""
         copies = self.level.size // arrived.size
-        self.harvested += float(arrived.sum()) * copies
-        if self.storage is not IDEAL:
+        self.harvested += self._total(arrived) * copies
+        if self.loses:
             arrived = self._lose(arrived, copies)
         self.level += arrived
         overflow = self.level - self.capacity
         np.maximum(overflow, 0.0, out=overflow)
         self.level -= overflow
-        self.wasted += float(overflow.sum())
-        if self.storage is not IDEAL:
+        self.wasted += self._total(overflow)
+        if self.loses:
             self._stand_by()
+
+    def _total(self, units: Floats, which: Ints | None = None) -> float:
+        """The sum over clients, in the books' unit. which: whose they are, as places in the flattened level."""
+        if self.unit_j is None:
+            return float(units.sum())
+        return float((units * (self.unit_j if which is None else self.unit_j[which % len(self.unit_j)])).sum())
+
+    def _count(self, which: Ints) -> float:
+        """One unit for each of these clients."""
+        return float(len(which)) if self.unit_j is None else float(self.unit_j[which % len(self.unit_j)].sum())
 
     def _lose(self, arrived: Floats, copies: int) -> Floats:
         """Self-discharge since the last round, and what charging takes."""
         gone = self.level * self.storage.leak
         self.level -= gone
         kept: Floats = arrived * self.storage.charging
-        self.leaked += float(gone.sum()) + float((arrived - kept).sum()) * copies
+        self.leaked += self._total(gone) + self._total(arrived - kept) * copies
         return kept
 
     def _stand_by(self) -> None:
         """A device draws its standby power as long as there is any."""
         drawn = np.minimum(self.level, self.storage.standby)
         self.level -= drawn
-        self.standby += float(drawn.sum())
+        self.standby += self._total(drawn)
 
     def affords(self, cost: float = 1.0) -> Bools:
         """Which clients can pay for a round now."""
@@ -158,8 +181,8 @@ class Battery:
             price = price[~short] if each else price
             short = short[:0]
         level[payers] = after + missing
-        self.spent += float(price.sum()) if each else price * len(after)
-        self.shortfall += float(missing.sum())
+        self.spent += self._total(price, payers) if each else price * self._count(payers)
+        self.shortfall += self._total(missing, payers)
         self.violations += int(np.count_nonzero(short))
         return gone
 
@@ -167,7 +190,7 @@ class Battery:
         if len(which) == 0:
             return None
         level = self.level.reshape(-1)
-        self.lost += float(level[which].sum())
+        self.lost += self._total(level[which], which)
         level[which] = 0.0
         self.brownouts += len(which)
         gone = np.zeros(shape, np.bool_)
@@ -186,4 +209,4 @@ class Battery:
 
     def books(self) -> Books:
         totals = {name: getattr(self, name) for name in _TOTALS}
-        return Books(**totals, stored=float(self.level.sum()), violations=self.violations, brownouts=self.brownouts)
+        return Books(**totals, stored=self._total(self.level), violations=self.violations, brownouts=self.brownouts)

@@ -37,6 +37,9 @@ class Fleet:
     arrivals: Arrivals
     capacity: Floats
     storage: Storage = IDEAL
+    unit_j: Floats | None = None  # [N] joules of a client's unit; None: energy is counted in units
+    labels: tuple[str, ...] = ()  # names of the groups, where clients have groups of their own
+    group_of: Ints | None = None  # [N] the group of each client, a number of `labels`
 
     @classmethod
     def from_cycles(
@@ -84,7 +87,14 @@ class Fleet:
     def part(self, clients: Ints) -> Fleet:
         """These clients as a fleet of their own, with the same energy as here."""
         storage = self.storage if self.storage is IDEAL else self.storage.part(clients)
-        return Fleet(self.arrivals.part(clients), self.capacity[clients], storage)
+        unit_j = None if self.unit_j is None else self.unit_j[clients]
+        group_of = None if self.group_of is None else self.group_of[clients]
+        return Fleet(self.arrivals.part(clients), self.capacity[clients], storage, unit_j, self.labels, group_of)
+
+    @property
+    def energy_unit(self) -> str:
+        """What books are counted in."""
+        return "units" if self.unit_j is None else "J"
 
     def cycles(self) -> Ints:
         """E_i: rounds each client needs to harvest one round's energy, [N]."""
@@ -97,8 +107,11 @@ class Fleet:
     def groups(self, at_most: int = 10) -> list[Group]:
         """Clients of equal cycle, best powered first; more cycles than `at_most` are merged.
 
-        Merging joins neighbouring cycles so that the groups hold about as many clients each.
+        Merging joins neighbouring cycles so that the groups hold about as many clients each. Where
+        the fleet has named groups, those are taken.
         """
+        if self.group_of is not None and len(self.labels) <= at_most:
+            return self._named_groups()
         distinct, which, counts = np.unique(self.cycles(), return_inverse=True, return_counts=True)
         if len(distinct) > at_most:
             middle = np.cumsum(counts) - counts / 2
@@ -113,6 +126,15 @@ class Fleet:
             label = f"E={low}" if low == high else f"E={low}-{high}"
             groups.append(Group(label, np.flatnonzero(band[which] == b), (low, high)))
         return groups
+
+    def _named_groups(self) -> list[Group]:
+        found = []
+        for number, label in enumerate(self.labels):
+            clients = np.flatnonzero(self.group_of == number)
+            if len(clients):
+                cycles = self.cycles()[clients]
+                found.append((float(cycles.mean()), Group(label, clients, (int(cycles.min()), int(cycles.max())))))
+        return [group for _, group in sorted(found, key=lambda pair: pair[0])]
 
     def undivided(self, rounds: int) -> Ints:
         """Clients whose windows do not fit the horizon: their last window is cut short."""

@@ -6,9 +6,9 @@ row per site and one number per client.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class Profile:
     gain: Floats
     offsets: Ints
     repeats: bool = True
+    known_cycles: Ints | None = None  # [N] where somebody knows better than the mean, losses included
 
     def __post_init__(self) -> None:
         table, gain = np.asarray(self.table, np.float64), np.asarray(self.gain, np.float64)
@@ -67,9 +68,20 @@ class Profile:
     def _all_started(self) -> int:
         return int(self.offsets.max(initial=0))
 
+    def part(self, clients: Ints) -> Self:
+        known = None if self.known_cycles is None else self.known_cycles[clients]
+        site, gain, offsets = self.site[clients], self.gain[clients], self.offsets[clients]
+        return replace(self, site=site, gain=gain, offsets=offsets, known_cycles=known)
+
+    def with_cycles(self, cycles: Ints) -> Self:
+        """The same energy, with the rounds that each client really needs for a unit."""
+        return replace(self, known_cycles=cycles)
+
     @cached_property
     def cycles(self) -> Ints:
         """[N] rounds for a unit at the mean over the table, rounded up: a night or a winter takes longer."""
+        if self.known_cycles is not None:
+            return self.known_cycles
         with np.errstate(divide="ignore", over="ignore"):
             # Ten tenths are a unit, whatever the last bits of their mean say.
             rounds = np.ceil((1.0 - 1e-12) / self._mean)

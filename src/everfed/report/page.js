@@ -26,7 +26,7 @@ function curves() {
       .filter(({ line, points }) => visible[line] && points)
       .map(({ line, points }) => ({ line, x: points[x], mean: points.mean.map((v) => v === null ? null : factor * v), sd: points.sd.map((v) => v === null ? 0 : factor * v) }));
   };
-  const xTitle = () => (choice("against") === "rounds" ? "rounds" : "energy spent, units");
+  const xTitle = () => (choice("against") === "rounds" ? "rounds" : `energy spent, ${data.energy_unit}`);
   const charts = [];
   // Both charts show the same x, so they zoom as one.
   const together = (domain) => charts.filter((c) => c.zoom !== domain).forEach((c) => { c.zoom = domain; c.render(); });
@@ -132,6 +132,7 @@ function theme(recolour) {
   addEventListener("afterprint", () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; recolour(); });
 }
 
+if (data.energy_unit !== "units") document.querySelectorAll(".energy-unit").forEach((place) => { place.textContent = data.energy_unit; });
 toggles();
 curves();
 groups();

@@ -85,13 +85,12 @@ def batteries(run: StoredRun, fleet: Fleet, clients: Sequence[int]) -> dict[str,
     longest = int(fleet.cycles()[which].max())
     rounds = min(len(run.rounds), max(120, 6 * longest), MOST_ROUNDS)
     schedule = Schedule(fleet, run.experiment.policy, run.experiment.seed)
-    level, harvested, left = np.zeros(len(which)), [], []
+    harvested, left = [], []
     for r in range(rounds):
-        arrived = np.broadcast_to(fleet.arrivals.harvest(r, run.experiment.seed), len(fleet))[which]
-        harvested.append(np.minimum(level + arrived, fleet.capacity[which]))
-        schedule.step(r)
-        level = schedule.battery.level[which]
-        left.append(level)
+        schedule.arrive(r)
+        harvested.append(schedule.battery.level[which])
+        schedule.decide(r)
+        left.append(schedule.battery.level[which])
     return {
         "rounds": rounds,
         "clients": which.tolist(),

@@ -9,8 +9,8 @@ from rich.table import Table
 from everfed.methods import METHODS
 
 
-def table(summary: dict[str, dict[str, Any]], titles: dict[str, str]) -> Table:
-    """One row a label; `titles` has the labels' methods by name."""
+def table(summary: dict[str, dict[str, Any]], titles: dict[str, str], unit: str = "units") -> Table:
+    """One row a label; `titles` has the labels' methods by name, `unit` what energy is counted in."""
     counts = sorted({len(row["seeds"]) for row in summary.values()})
     over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}" if counts else "no"
     out = Table(title=f"mean ± sd over {over} seed{'s' * (over != '1')}", title_justify="left")
@@ -27,7 +27,7 @@ def table(summary: dict[str, dict[str, Any]], titles: dict[str, str]) -> Table:
             *(f"{energy[key]:,.0f}" for key in ("harvested", "spent", "wasted")),
             style="bold" if label == "algorithm1" else None,
         )
-    out.caption = "energy in units of one training round"
+    out.caption = "energy in units of one training round" if unit == "units" else f"energy in {unit}"
     if any(row["energy"]["violations"] for row in summary.values()):
         out.caption += "; FedAvg and Bernoulli spend energy that was never harvested"
     out.caption_justify = "left"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,9 @@ class Schedule:
     def __init__(self, fleet: Fleet, policy: Policy, seed: Seeds) -> None:
         self.fleet, self.policy, self.seed = fleet, policy, seed
         clients = Clients.of(fleet, seed)
-        self.battery = Battery(fleet.capacity, clients.shape()[:-1], fleet.storage)
+        # Who imagines energy without end imagines batteries that last.
+        storage = replace(fleet.storage, browns_out=False, cost_spread=0.0) if policy.unlimited else fleet.storage
+        self.battery = Battery(fleet.capacity, clients.shape()[:-1], storage, fleet.unit_j)
         self.clients = clients
         self.state = policy.init(clients)
 
@@ -68,7 +70,15 @@ class Schedule:
 
     def step(self, round: int) -> tuple[Bools, Floats]:
         """Who joins this round, and the scale each would use."""
+        self.arrive(round)
+        return self.decide(round)
+
+    def arrive(self, round: int) -> None:
+        """The first half of a round: its energy comes."""
         self.battery.charge(self.fleet.arrivals.harvest(round, self.seed))
+
+    def decide(self, round: int) -> tuple[Bools, Floats]:
+        """The second half: clients decide, and those who join pay."""
         view = View(round, self.battery.affords(), self.battery.level)
         join, scale, self.state = self.policy.step(self.state, view)
         if self.policy.coordinated:
@@ -80,7 +90,7 @@ class Schedule:
 
     def _cost(self, round: int) -> float | Floats:
         """What a round costs each client, in units: 1, or around 1 where that varies."""
-        spread = self.fleet.storage.cost_spread
+        spread = self.battery.storage.cost_spread
         if spread == 0.0:
             return 1.0
         # The sum of four uniform numbers, scaled to this deviation, is near enough to a normal one.

@@ -73,6 +73,7 @@ class Policy(Protocol):
 
     obeys_energy: ClassVar[bool]  # whether it never joins without the energy
     coordinated: ClassVar[bool]  # whether a server must grant the wish to join
+    unlimited: ClassVar[bool]  # whether it imagines energy without end, as a bound for the others
 
     def init(self, clients: Clients, round: int = 0) -> State: ...
 
@@ -96,6 +97,7 @@ class IndependentPolicy:
 
     obeys_energy: ClassVar[bool] = True
     coordinated: ClassVar[bool] = False
+    unlimited: ClassVar[bool] = False
 
     @property
     def unbiased(self) -> bool:
@@ -233,6 +235,7 @@ class Always(IndependentPolicy):
     """Everybody in every round, as if energy were free: the upper bound, FedAvg."""
 
     obeys_energy: ClassVar[bool] = False
+    unlimited: ClassVar[bool] = True
 
     @property
     def unbiased(self) -> bool:
