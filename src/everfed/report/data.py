@@ -114,7 +114,9 @@ def _moments(values: Sequence[float] | Floats) -> dict[str, Any] | None:
     array = np.asarray(values, np.float64)
     if len(array) == 0:
         return None
-    return {"mean": short(float(array.mean())), "sd": short(float(spread(array))), "runs": len(array)}
+    mean, sd = float(array.mean()), float(spread(array))
+    # The mean of equal numbers may miss them by an ulp, which is no spread.
+    return {"mean": short(mean), "sd": short(sd if sd > 1e-12 * abs(mean) else 0.0), "runs": len(array)}
 
 
 def _classes(line: Line) -> list[float | None] | None:
@@ -131,9 +133,9 @@ def _final(runs: Sequence[StoredRun]) -> dict[str, Any]:
         "worst_group": metric(lambda m: m.worst_group_accuracy),
         "loss": metric(lambda m: m.loss),
         "participations": _moments([run.participations for run in runs]),
-        # To six places: sums of 1/E leave a few ulps where there is nothing.
+        # To six places and ten digits: sums leave a few ulps where there is nothing.
         **{
-            key: _moments([round(getattr(run.energy, key), 6) for run in runs])
+            key: _moments([float(f"{round(getattr(run.energy, key), 6):.10g}") for run in runs])
             for key in ("harvested", "spent", "wasted", "shortfall")
         },
     }

@@ -62,9 +62,13 @@ def _draw(drawn: Sequence[Line], title: str | None) -> Any:
         ylim=(0, 101),
         xlim=(0, max(run.rounds[-1].round + 1 for line in drawn for run in line.runs)),
     )
-    right.set(title="Final accuracy by energy group", xlabel="rounds to harvest one round's energy")
-    right.set_xticks(range(len(groups)), groups)
-    if len(groups) > 6:
+    named = any(not label.startswith("E=") for label in groups)
+    right.set(title="Final accuracy by energy group", xlabel="" if named else "rounds to harvest one round's energy")
+    # Names of groups are long: one part a line.
+    right.set_xticks(range(len(groups)), [label.replace(", ", "\n").replace(" @ ", "\n") for label in groups])
+    if named:
+        right.tick_params(axis="x", labelsize=7)
+    elif len(groups) > 6:
         right.tick_params(axis="x", labelrotation=45)
     for axes in (left, right):
         axes.grid(axis="y", color="#e3e3e3", linewidth=0.8)

@@ -50,7 +50,8 @@ class Raster {
     this.width = this.host.clientWidth;
     const fleet = data.fleets[this.run.fleet];
     const [n, rounds] = [fleet.ids.length, this.run.raster.rounds];
-    const room = this.width - 52;
+    const named = fleet.groups.some((group) => group.label.length > 8);
+    const room = this.width - (named ? 118 : 52);
     // At least a pixel a cell, so that no participation is lost; what is wider than the page scrolls.
     const cellWidth = Math.max(1, room / rounds);
     const cellHeight = Math.max(1, Math.min(12, Math.floor(440 / n)));
@@ -58,7 +59,7 @@ class Raster {
     const canvas = (this.canvas = make("canvas", { width: rounds, height: n, tabindex: 0, role: "img", class: "raster", style: size,
       "aria-label": `Participation of ${n} clients in ${rounds} rounds. Arrow keys read single pixels; the counts are in the table below.` }));
     this.paint();
-    const labels = make("div", { class: "rows", style: { height: size.height } });
+    const labels = make("div", { class: named ? "rows named" : "rows", style: { height: size.height } });
     const overlay = make("div", { class: "lines" });
     let row = 0;
     for (const group of fleet.groups) {
