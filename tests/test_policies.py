@@ -139,7 +139,7 @@ class TestEveryPolicy:
         recorded = Recorded(policy)
         join, scale = run(Schedule(fleet, recorded, seed), range(40))
         for i in range(len(fleet)):
-            me = Clients(np.array([i]), fleet.cycles()[[i]], fleet.offsets()[[i]], seed)
+            me = Clients(np.array([i]), fleet.cycles()[[i]], fleet.offsets()[[i]], seed, fleet.capacity[[i]])
             sun = fleet.part(np.array([i])).arrivals
             battery, state = Battery(fleet.capacity[[i]]), policy.init(me)
             for r in range(40):
@@ -152,6 +152,19 @@ class TestEveryPolicy:
                 battery.spend(granted)
 
     @deterministic
+    @given(fleet=fleets())
+    def test_seeds_side_by_side_are_the_seeds_one_by_one(self, policy, fleet):
+        join, scale = run(Schedule(fleet, policy, seeds_side_by_side(3)), range(30))
+        assert join.shape == (30, 3, len(fleet))
+        for seed in range(3):
+            alone, own_scale = run(Schedule(fleet, policy, seed), range(30))
+            np.testing.assert_array_equal(join[:, seed], alone)
+            np.testing.assert_array_equal(scale[:, seed] if scale.ndim == 3 else scale, own_scale)
+
+
+@over([policy for policy in EVERY if not policy.learns])
+class TestReboots:
+    @deterministic
     @given(fleet=fleets(), seed=SEEDS, reboots=st.sets(st.integers(0, 49), max_size=4))
     def test_a_reboot_changes_nothing(self, policy, fleet, seed, reboots):
         untroubled = run(Schedule(fleet, policy, seed), range(50))
@@ -162,16 +175,6 @@ class TestEveryPolicy:
     def test_a_reboot_before_every_round_changes_nothing(self, policy, fleet, seed):
         untroubled = run(Schedule(fleet, policy, seed), range(50))
         np.testing.assert_array_equal(run_with_reboots(fleet, policy, seed, range(50)), untroubled)
-
-    @deterministic
-    @given(fleet=fleets())
-    def test_seeds_side_by_side_are_the_seeds_one_by_one(self, policy, fleet):
-        join, scale = run(Schedule(fleet, policy, seeds_side_by_side(3)), range(30))
-        assert join.shape == (30, 3, len(fleet))
-        for seed in range(3):
-            alone, own_scale = run(Schedule(fleet, policy, seed), range(30))
-            np.testing.assert_array_equal(join[:, seed], alone)
-            np.testing.assert_array_equal(scale, own_scale)
 
 
 def run_with_reboots(fleet, policy, seed, reboots):
@@ -224,7 +227,7 @@ class TestFormulas:
 def mean_weight_by_round(fleet, policy, rounds, seeds):
     """The mean over seeds of join * scale, [rounds, N]."""
     join, scale = run(Schedule(fleet, policy, seeds_side_by_side(seeds)), range(rounds))
-    return join.mean(axis=1) * scale
+    return (join * (scale if scale.ndim == 3 else scale[:, None])).mean(axis=1)
 
 
 class TestBias:
@@ -287,6 +290,8 @@ class TestTheTable:
             "wait-for-all": (False, True, True),
             "fedavg": (True, False, False),
             "bernoulli": (True, False, False),
+            "thrifty": (False, True, False),
+            "self-weighted": (False, True, False),
         }
 
     @over([policy for policy in EVERY if not policy.obeys_energy])

@@ -25,7 +25,8 @@ from everfed.learning.precision import PRECISIONS
 from everfed.learning.server import SERVER_RULES, ServerRule, Sum
 from everfed.methods import METHODS, Method
 from everfed.random import check_seed
-from everfed.scheduling.policies import POLICIES, Policy, UniformWindow
+from everfed.scheduling.policies import Policy, UniformWindow
+from everfed.scheduling.table import POLICIES
 from everfed.simulate import Simulation
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from everfed.learning.server import Normalized, ServerRule, Sum
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
+from everfed.scheduling.uncertain import SelfWeighted
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ METHODS: dict[str, Method] = {
     ),
     "algorithm1-unscaled": Method(
         UniformWindow(scaled=False), Sum(), "Algorithm 1, unscaled", "ablation: random timing without the scale"
+    ),
+    "self-weighted": Method(
+        SelfWeighted(), Sum(), "self-weighted", "greedy timing, scaled by the client's own mean interval"
     ),
     "bernoulli": Method(
         Bernoulli(), Sum(), "Bernoulli", "ablation: an independent coin each round, scaled, ignoring the battery"

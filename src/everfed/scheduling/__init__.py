@@ -3,7 +3,6 @@
 from everfed.scheduling.audit import Audit, audit
 from everfed.scheduling.plan import PlanStep, Schedule, participations, plan
 from everfed.scheduling.policies import (
-    POLICIES,
     Always,
     Bernoulli,
     Clients,
@@ -14,6 +13,8 @@ from everfed.scheduling.policies import (
     View,
     WaitForAll,
 )
+from everfed.scheduling.table import POLICIES
+from everfed.scheduling.uncertain import SelfWeighted, Thrifty, participation_chance
 
 __all__ = [
     "POLICIES",
@@ -26,10 +27,13 @@ __all__ = [
     "PlanStep",
     "Policy",
     "Schedule",
+    "SelfWeighted",
+    "Thrifty",
     "UniformWindow",
     "View",
     "WaitForAll",
     "audit",
+    "participation_chance",
     "participations",
     "plan",
 ]

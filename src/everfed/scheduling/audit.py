@@ -123,7 +123,7 @@ class _Tally:
             rows = np.flatnonzero(join & (self.fleet.offsets() <= r))
             who = rows % n
             self.joins += np.bincount(who, minlength=n)
-            per_seed.reshape(-1)[rows] += scale[who]
+            per_seed.reshape(-1)[rows] += np.broadcast_to(scale, join.shape).reshape(-1)[rows]
             self._gaps(r - last[rows], who, last[rows] >= 0)
             last[rows] = r
         self.weight += per_seed.sum(axis=0)

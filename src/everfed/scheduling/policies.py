@@ -26,16 +26,17 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clients:
-    """What each client knows of itself for good: who it is, its cycle, when it starts."""
+    """What each client knows of itself for good: who it is, its cycle, when it starts, its battery."""
 
     ids: Ints
     cycles: Ints
     offsets: Ints
     seed: Seeds
+    capacity: Floats  # of its battery, in units
 
     @classmethod
     def of(cls, fleet: Fleet, seed: Seeds) -> Clients:
-        return cls(np.arange(len(fleet)), fleet.cycles(), fleet.offsets(), seed)
+        return cls(np.arange(len(fleet)), fleet.cycles(), fleet.offsets(), seed, fleet.capacity)
 
     def shape(self) -> tuple[int, ...]:
         """Shape of one value per client: [N], or [S, N] for S seeds side by side."""
@@ -74,6 +75,7 @@ class Policy(Protocol):
     obeys_energy: ClassVar[bool]  # whether it never joins without the energy
     coordinated: ClassVar[bool]  # whether a server must grant the wish to join
     unlimited: ClassVar[bool]  # whether it imagines energy without end, as a bound for the others
+    learns: ClassVar[bool]  # whether its state is experience, which a reboot must not lose
 
     def init(self, clients: Clients, round: int = 0) -> State: ...
 
@@ -98,6 +100,7 @@ class IndependentPolicy:
     obeys_energy: ClassVar[bool] = True
     coordinated: ClassVar[bool] = False
     unlimited: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     @property
     def unbiased(self) -> bool:
@@ -280,12 +283,3 @@ class Bernoulli(IndependentPolicy):
     def gaps(self, fleet: Fleet) -> tuple[Floats, Floats]:
         cycles = fleet.cycles().astype(np.float64)
         return cycles, cycles * (cycles - 1.0)
-
-
-POLICIES: dict[str, type[Any]] = {
-    "algorithm1": UniformWindow,
-    "greedy": Greedy,
-    "wait-for-all": WaitForAll,
-    "fedavg": Always,
-    "bernoulli": Bernoulli,
-}

@@ -1,0 +1,18 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everfed.scheduling.policies import Always, Bernoulli, Greedy, UniformWindow, WaitForAll
+from everfed.scheduling.uncertain import SelfWeighted, Thrifty
+
+POLICIES: dict[str, type[Any]] = {
+    "algorithm1": UniformWindow,
+    "greedy": Greedy,
+    "wait-for-all": WaitForAll,
+    "fedavg": Always,
+    "bernoulli": Bernoulli,
+    "thrifty": Thrifty,
+    "self-weighted": SelfWeighted,
+}
