@@ -84,8 +84,8 @@ class TestEveryPolicy:
     def test_becomes_plain_json(self, policy):
         report = paper_audit(policy)
         read = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-        assert set(read) == {f.name for f in fields(Audit)}
-        assert set(read["exact"]) == {f.name for f in fields(audit_module.Figures)}
+        assert set(read) == {f.name for f in fields(Audit)} | {"fairness"}
+        assert set(read["exact"]) == {f.name for f in fields(audit_module.Figures)} | {"fairness"}
         assert read["mean_weight"] == report.mean_weight.tolist()
         assert read["verdict"] == report.verdict
 
@@ -372,3 +372,13 @@ class TestVerdict:
         measured = audit(PAPER, WithoutFormulas(policy), 200, SEEDS)
         assert measured.exact.mean_weight is None
         assert measured.verdict.split()[0] == paper_audit(policy).verdict.split()[0]
+
+
+def test_fairness_is_jains_index_of_the_participation_rates():
+    fleet = Fleet.from_cycles([1, 5, 10, 20])
+    rates = np.array([1.0, 0.2, 0.1, 0.05])
+    told = audit(fleet, UniformWindow(), rounds=100, seeds=3)
+    assert told.exact.fairness == pytest.approx(rates.sum() ** 2 / (4 * (rates**2).sum()))
+    assert told.fairness == pytest.approx(told.exact.fairness)
+    assert audit(fleet, Always(), rounds=20, seeds=2).fairness == 1.0
+    assert told.to_dict()["fairness"] == told.fairness

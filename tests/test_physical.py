@@ -83,6 +83,13 @@ def test_books_are_in_joules_and_balance(tmp_path):
         assert books.harvested == pytest.approx(0.0005 * (1 + 50) * 2 * 60 * ROUND_S)
 
 
+def test_the_assumptions_behind_the_cycles_are_told(tmp_path):
+    trace = constant_supply(tmp_path / "t.csv", 0.0005)
+    (told,) = DeviceFleet((group(trace, switched_off=False, charging=0.5),), round_s=ROUND_S).assumptions(5)
+    assert (told.cost_j, told.supply_j, told.standby_j) == pytest.approx((53.0 - 0.0033, 10.8, 1.4256))
+    assert told.cycles == (math.ceil((53.0 - 0.0033) / (10.8 - 1.4256)),) * 2
+
+
 def test_groups_keep_their_names_best_powered_first(tmp_path):
     trace = constant_supply(tmp_path / "t.csv", 0.0005)
     poor, rich = group(trace, name="poor"), group(trace, name="rich", panel_wp=9.0, count=3)

@@ -16,6 +16,7 @@ from everfed import config
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.energy import Fleet
+from everfed.energy.physical import DeviceFleet
 from everfed.errors import some
 from everfed.experiment import Experiment
 from everfed.scheduling import Audit, PlanStep
@@ -62,7 +63,26 @@ def plan(
     elif json:
         _stream_json(steps)
     else:
+        _tell_assumptions(screen, experiment)
         screen.out.print(_plan_table(steps, fleet, f"{experiment.title}, seed {seed or 0}"))
+
+
+def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
+    """How cycles follow from physics, for fleets of devices."""
+    spec = experiment.fleet
+    if not isinstance(spec, DeviceFleet):
+        return
+    out = Table(title="from physics to cycles", title_justify="left")
+    for column in ("devices", "count", "a round, J", "supply, J", "asleep, J", "battery, rounds", "cycle E"):
+        out.add_column(column, justify="left" if column == "devices" else "right")
+    for a in spec.assumptions(experiment.local_steps):
+        low, high = a.cycles
+        cycle = f"{low}" if low == high else f"{low}-{high}"
+        amounts = (f"{a.cost_j:.4g}", f"{a.supply_j:.4g}", f"{a.standby_j:.4g}", f"{a.battery_rounds:.3g}")
+        out.add_row(a.label, str(a.count), *amounts, cycle)
+    out.caption = f"per round of {spec.round_s:g} s, at the battery, on average over the year or the trace"
+    out.caption_justify = "left"
+    screen.out.print(out)
 
 
 def _stream_json(steps: Iterator[PlanStep]) -> None:
@@ -119,6 +139,7 @@ def audit(
     if json:
         screen.json(result.to_dict())
         return
+    _tell_assumptions(screen, experiment)
     screen.out.print(_client_table(fleet, result, experiment.title))
     screen.out.print(_fleet_table(result))
     screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
@@ -149,6 +170,7 @@ def _fleet_table(result: Audit) -> Table:
         "round weight, variance": "round_weight_variance",
         "update variance (equal unit deltas)": "update_variance",
         "participations without energy, a run": "violations",
+        "fairness of participation (Jain; 1: all alike)": "fairness",
     }
     for text, name in rows.items():
         exact = getattr(result.exact, name)

@@ -94,6 +94,19 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True)
+class Assumptions:
+    """What a group's cycles follow from, per round and at the battery's terminals, J."""
+
+    label: str
+    count: int
+    cost_j: float
+    supply_j: float  # what arrives in the battery, on average
+    standby_j: float
+    battery_rounds: float  # rounds of training that a full battery holds
+    cycles: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class DeviceFleet:
     """Groups of real devices. A round lasts round_s seconds; the first one begins at midnight of start_day.
 
@@ -134,6 +147,25 @@ class DeviceFleet:
         storage = Storage(charging, leak, standby, start, self.cost_spread, browns_out=True)
         labels = tuple(g.label for g in self.groups)
         return Fleet(profile.with_cycles(cycles), capacity, storage, unit_j, labels, which)
+
+    def assumptions(self, local_steps: int = 5) -> list[Assumptions]:
+        """One row a group, in the order given."""
+        fleet, found = self.build(local_steps), []
+        assert fleet.unit_j is not None
+        profile, storage = fleet.arrivals, fleet.storage
+        assert isinstance(profile, Profile)
+        means = profile.table.mean(axis=1)[profile.site] * profile.gain * storage.charging * fleet.unit_j
+        for number, g in enumerate(self.groups):
+            mine = np.flatnonzero(fleet.group_of == number)
+            cycles, first = fleet.cycles()[mine], mine[0]
+            standby_j = float(np.broadcast_to(storage.standby, len(fleet))[first] * fleet.unit_j[first])
+            found.append(
+                Assumptions(
+                    g.label, g.count, float(fleet.unit_j[first]), float(means[mine].mean()), standby_j,
+                    float(fleet.capacity[first]), (int(cycles.min()), int(cycles.max())),
+                )
+            )  # fmt: skip
+        return found
 
     def _group(self, g: DeviceGroup, supply: Floats, local_steps: int) -> tuple[float, float, float, float]:
         """(joules of a unit in the battery, units it holds, units drawn asleep a round, units at first)."""

@@ -41,6 +41,14 @@ class Figures:
     single_round_bias: float | None  # largest |E[join * scale] - 1| of any client in any one round; formula only
     violations: float | None  # participations a run that spend energy which is not there
 
+    @property
+    def fairness(self) -> float | None:
+        """Jain's index of the participation rates: 1 if all take part alike, 1/N if one alone does."""
+        if self.participation_rate is None:
+            return None
+        squares = len(self.participation_rate) * float((self.participation_rate**2).sum())
+        return float(self.participation_rate.sum()) ** 2 / squares if squares else 1.0
+
 
 @dataclass(frozen=True)
 class Audit(Figures):
@@ -57,6 +65,7 @@ class Audit(Figures):
         """Plain lists and numbers; NaN becomes None."""
         out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "exact"}
         out["exact"] = {f.name: _plain(getattr(self.exact, f.name)) for f in fields(Figures)}
+        out["fairness"], out["exact"]["fairness"] = self.fairness, self.exact.fairness
         return out
 
 
