@@ -12,7 +12,10 @@ arithmetic runs on NumPy arrays, on torch tensors of any device, and on a microc
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,9 @@ _ROUNDS = 10
 
 # Elements hashed at once on the CPU: temporaries of this size stay in the second-level cache.
 _CHUNK = 1 << 15
+
+# Chunks from which threads pay: a quarter of a million draws.
+_ENOUGH_FOR_THREADS = 8
 
 # A NumPy array or a torch tensor, or a plain integer that broadcasts against one.
 Array = Any
@@ -90,14 +96,28 @@ def words(
     clients, indices, blocks = (np.broadcast_to(a, shape).reshape(-1) if a.ndim else a for a in arrays)
     keys = np.broadcast_to(key, shape).reshape(-1) if key.ndim else key
     out = np.empty((lanes, int(np.prod(shape))), np.uint64)
-    for start in range(0, out.shape[1], _CHUNK):
+
+    def fill(start: int) -> None:
         part = slice(start, start + _CHUNK)
         c, i, b, k = (a[part] if a.ndim else a for a in (clients, indices, blocks, keys))
         with np.errstate(over="ignore"):  # wrapping is the point; NumPy warns for scalars only
             result = philox((i, b, c, np.uint64(purpose)), (k & _MASK, k >> 32))
         for lane in range(lanes):
             out[lane, part] = result[lane]
+
+    starts = range(0, out.shape[1], _CHUNK)
+    if len(starts) < _ENOUGH_FOR_THREADS:
+        for start in starts:
+            fill(start)
+    else:  # NumPy lets go of the interpreter while it computes
+        list(_threads(os.getpid()).map(fill, starts))
     return out.reshape(lanes, *shape)
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """The threads of this process: a forked child has none of its parent's."""
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="everfed-random")
 
 
 def below(bound: Array, seed: Array, purpose: Purpose, client: Array, index: Array) -> npt.NDArray[np.int64]:

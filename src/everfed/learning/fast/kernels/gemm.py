@@ -13,14 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _pixel(p, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """(image, row, column) of a pixel's number."""
-    image = p // (HEIGHT * WIDTH)
-    rest = p - image * (HEIGHT * WIDTH)
-    row = rest // WIDTH
-    return image, row, rest - row * WIDTH
+from everfed.learning.fast.kernels.index import pixel
 
 
 @triton.jit(do_not_specialize=["relu", "pixels"])
@@ -42,7 +35,7 @@ def forward(
     n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
     c = tl.program_id(1).to(tl.int64)
     inside = p < pixels
-    image, row, column = _pixel(tl.where(inside, p, 0), HEIGHT, WIDTH)
+    image, row, column = pixel(tl.where(inside, p, 0), HEIGHT, WIDTH)
     k = tl.arange(0, BK)
     x += c * x_client
     if LINEAR:
@@ -99,7 +92,7 @@ def forward_pooled(
     n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
     c = tl.program_id(1).to(tl.int64)
     inside = p < windows
-    image, i, j = _pixel(tl.where(inside, p, 0), OUT_HEIGHT, OUT_WIDTH)
+    image, i, j = pixel(tl.where(inside, p, 0), OUT_HEIGHT, OUT_WIDTH)
     k = tl.arange(0, BK)
     valid = k < K
     offset = (k // RUN) * X_ROW + k % RUN
@@ -146,7 +139,7 @@ def input_gradient(
     n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)  # input channels
     c = tl.program_id(1).to(tl.int64)
     inside = p < pixels
-    image, row, column = _pixel(tl.where(inside, p, 0), HEIGHT, WIDTH)
+    image, row, column = pixel(tl.where(inside, p, 0), HEIGHT, WIDTH)
     k = tl.arange(0, BK)
     if LINEAR:
         gp = g + c * g_client + (g_first + image * g_image)[:, None] + k[None, :]
@@ -202,7 +195,7 @@ def weight_gradient(
     for i in range(iterations):
         p = (split * iterations + i) * BP + tl.arange(0, BP)
         inside = p < pixels
-        image, row, column = _pixel(tl.where(inside, p, 0), HEIGHT, WIDTH)
+        image, row, column = pixel(tl.where(inside, p, 0), HEIGHT, WIDTH)
         if LINEAR:
             x_at = image * x_image
             g_at = image * g_image
@@ -241,7 +234,7 @@ def bias_gradient(
     for i in range(iterations):
         p = (split * iterations + i) * BP + tl.arange(0, BP)
         inside = (p < pixels)[:, None]
-        image, row, column = _pixel(p, HEIGHT, WIDTH)
+        image, row, column = pixel(p, HEIGHT, WIDTH)
         at = first + image * image_size + row * ROW + column * CHANNELS
         value = tl.load(g + c * g_client + at[:, None] + n[None, :], mask=inside, other=0.0).to(tl.float32)
         if POOLED:

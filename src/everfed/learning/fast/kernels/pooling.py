@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from everfed.learning.fast.kernels.index import pixel
+
 
 @triton.jit(do_not_specialize=["relu", "windows"])
 def max_pool(
@@ -20,10 +22,7 @@ def max_pool(
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = p < windows
-    image = p // (OUT_HEIGHT * OUT_WIDTH)
-    rest = p - image * (OUT_HEIGHT * OUT_WIDTH)
-    i = rest // OUT_WIDTH
-    j = rest - i * OUT_WIDTH
+    image, i, j = pixel(p, OUT_HEIGHT, OUT_WIDTH)
     image = image.to(tl.int64)
     xp = x + x_first + image * x_image
     best = tl.full((BP, BC), float("-inf"), dtype=tl.float32)
@@ -62,10 +61,7 @@ def max_pool_gradient(
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = p < blocks
-    image = p // (BLOCK_ROWS * BLOCK_COLUMNS)
-    rest = p - image * (BLOCK_ROWS * BLOCK_COLUMNS)
-    i = rest // BLOCK_COLUMNS
-    j = rest - i * BLOCK_COLUMNS
+    image, i, j = pixel(p, BLOCK_ROWS, BLOCK_COLUMNS)
     image = image.to(tl.int64)
     gp = g + g_first + image * g_image
     ap = argmax + image * (OUT_HEIGHT * OUT_WIDTH) * CHANNELS
@@ -101,10 +97,7 @@ def mean_pool(
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = p < windows
-    image = p // (OUT_HEIGHT * OUT_WIDTH)
-    rest = p - image * (OUT_HEIGHT * OUT_WIDTH)
-    i = rest // OUT_WIDTH
-    j = rest - i * OUT_WIDTH
+    image, i, j = pixel(p, OUT_HEIGHT, OUT_WIDTH)
     image = image.to(tl.int64)
     at = x + x_first + image * x_image + i * STRIDE * X_ROW + j * STRIDE * CHANNELS
     total = tl.zeros((BP, BC), dtype=tl.float32)
@@ -128,10 +121,7 @@ def mean_pool_gradient(
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = p < pixels
-    image = p // (HEIGHT * WIDTH)
-    rest = p - image * (HEIGHT * WIDTH)
-    row = rest // WIDTH
-    column = rest - row * WIDTH
+    image, row, column = pixel(p, HEIGHT, WIDTH)
     image = image.to(tl.int64)
     gp = g + g_first + image * g_image
     total = tl.zeros((BP, BC), dtype=tl.float32)
