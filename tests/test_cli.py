@@ -336,3 +336,11 @@ def test_a_large_batch_is_noted_and_works(everfed):
     result = everfed("run", *SMALL, "--batch-size", "500")
     assert result.code == 0
     assert "with replacement" in " ".join(result.err.split())
+
+
+def test_set_changes_the_policy_of_the_method_that_was_named(everfed):
+    """--method first, whatever the order on the command line: else --set would be lost without a word."""
+    named = ["audit", "digits-quick", "--rounds", "20", "--seeds", "2", "--set", "policy.cutoff=0"]
+    told = everfed(*named, "--method", "self-weighted")
+    assert told.code == 2
+    assert "cutoff is 0" in told.err

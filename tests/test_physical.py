@@ -114,6 +114,7 @@ def test_a_part_of_a_fleet_has_the_same_energy(tmp_path):
         ({"radio": "wify"}, "Did you mean 'wifi'"),
         ({"charging": 1.5}, "charging is 1.5; it must be from 0 to 1"),
         ({"panel_wp": -1.0}, "panel_wp is -1.0"),
+        ({"panel_wp": 0.0}, "panel_wp is 0.0; a device without a panel"),
         ({"count": 0}, "count is 0"),
     ],
 )

@@ -28,7 +28,6 @@ from everfed.simulate import resolve_device
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
 def plan(
     raw: dict[str, Any],
-    method: o.Method = None,
     seed: o.Seed = 0,
     strict_horizon: Annotated[
         bool, typer.Option("--strict-horizon", help="Refuse rounds that some cycle does not divide.")
@@ -49,7 +48,7 @@ def plan(
     Example: everfed plan --clients 8 --rounds 20, or: everfed plan --clients 1000 --rounds 100 --csv > plan.csv
     """
     screen = Screen(json, quiet, no_color)
-    experiment = _experiment(raw, method)
+    experiment = _experiment(raw)
     fleet = experiment.make_fleet()
     steps = make_plan(fleet, experiment.policy, experiment.rounds, seed or 0, strict_horizon=strict_horizon)
     if as_csv:
@@ -117,7 +116,6 @@ def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, title: str) -> Table:
 @o.takes_experiment("digits", o.FLEET_ONLY)
 def audit(
     raw: dict[str, Any],
-    method: o.Method = None,
     seeds: o.Seeds = "200",
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -132,7 +130,7 @@ def audit(
     Example: everfed audit --method greedy --cycles 1,5,10,20 --rounds 1000
     """
     screen = Screen(json, quiet, no_color)
-    experiment = _experiment(raw, method)
+    experiment = _experiment(raw)
     fleet, seed_numbers = experiment.make_fleet(), o.seed_list(seeds)
     with screen.err.status(f"{len(seed_numbers)} runs of {experiment.rounds} rounds"):
         result = run_audit(fleet, experiment.policy, experiment.rounds, seed_numbers)
@@ -178,9 +176,7 @@ def _fleet_table(result: Audit) -> Table:
     return out
 
 
-def _experiment(raw: dict[str, Any], method: str | None) -> Experiment:
-    if method is not None:
-        config.change(raw, "method", method)
+def _experiment(raw: dict[str, Any]) -> Experiment:
     experiment = config.from_dict(raw)
     resolve_device(experiment.device)
     return experiment

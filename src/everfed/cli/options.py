@@ -94,10 +94,15 @@ SHORT = (
     Short("--arrivals", "fleet.arrivals", str, f"How energy comes: {_names(ARRIVALS)}.", _FLEET),
     Short("--capacity", "fleet.capacity", float, "Battery in rounds' worth of energy; 0: as needed.", _FLEET),
 )
+# Before the others and before --set, which may change options of the method's policy.
+_METHOD = Short("--method", "method", str, f"One of {_names(METHODS)}.")
+ONE_METHOD = (_METHOD, *SHORT)
 # Plans and audits train nothing; they take --device so that one set of options fits every command.
-FLEET_ONLY = tuple(short for short in SHORT if short.panel == _FLEET or short.flag in ("--rounds", "--device"))
+FLEET_ONLY = (
+    _METHOD,
+    *(short for short in SHORT if short.panel == _FLEET or short.flag in ("--rounds", "--device")),
+)
 
-Method = Annotated[str | None, typer.Option("--method", help=f"One of {_names(METHODS)}.", rich_help_panel=_TRAINING)]
 Seed = Annotated[int | None, typer.Option(help="Fixes all chance of the run.")]
 Seeds = Annotated[str, typer.Option(help="Which seeds: 3 (the first three), 0:5, or 1,4,7.")]
 Json = Annotated[

@@ -22,10 +22,9 @@ from everfed.sweep import folder_name
 from everfed.trackers import tracked
 
 
-@o.takes_experiment("digits")
+@o.takes_experiment("digits", o.ONE_METHOD)
 def run(
     raw: dict[str, Any],
-    method: o.Method = None,
     seed: o.Seed = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder (default: everfed-out/runs/, named after the experiment).")
@@ -51,9 +50,8 @@ def run(
     Example: everfed run digits --method greedy --rounds 200 --set client.lr=0.1
     """
     screen = Screen(json, quiet, no_color)
-    for key, value in (("method", method), ("seed", seed)):
-        if value is not None:
-            config.change(raw, key, value)
+    if seed is not None:
+        config.change(raw, "seed", seed)
     experiment = config.from_dict(raw)
     if explain:
         _explain(experiment, on_divergence, screen)

@@ -71,6 +71,8 @@ class DeviceGroup:
             if not (low <= value <= high and math.isfinite(value)):
                 most = f"from {low:g} to {high:g}" if math.isfinite(high) else "a positive number"
                 raise InputError(f"{name} is {value}; it must be {most}.")
+        if self.panel_wp == 0.0:
+            raise InputError("panel_wp is 0.0; a device without a panel could never train.")
         devices.device(self.device)
         devices.radio(self.radio)
 
