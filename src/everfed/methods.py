@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everfed.learning.server import Normalized, ServerRule, Sum
+from everfed.scheduling.foresight import KnownArrivals
+from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted
+from everfed.server import Echo, FedAU, Mifa, Normalized, Scaffold, ServerRule, Sum, Truncated, Varp
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,32 @@ METHODS: dict[str, Method] = {
     ),
     "self-weighted": Method(
         SelfWeighted(), Sum(), "self-weighted", "greedy timing, scaled by the client's own mean interval"
+    ),
+    "known-arrivals": Method(
+        KnownArrivals(), Sum(), "known arrivals", "a random round up to the next arrival, scaled by the gap: unbiased"
+    ),
+    "lattice": Method(
+        Lattice(), Sum(), "lattice", "Algorithm 1 with clients of one cycle spread evenly over it: less variance"
+    ),
+    "fixed-phase": Method(
+        Lattice(redraw=False),
+        Sum(),
+        "lattice, fixed phase",
+        "the lattice drawn once: every client every E rounds",
+    ),
+    "ht-varp": Method(
+        UniformWindow(), Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"
+    ),
+    "mifa": Method(UniformWindow(scaled=False), Mifa(), "MIFA", "everybody's last update in every round"),
+    "fedau": Method(
+        UniformWindow(scaled=False), FedAU(), "FedAU", "random timing, weighed by the server from who took part when"
+    ),
+    "echo": Method(
+        UniformWindow(scaled=False), Echo(), "echo (FedAWE)", "random timing, weighed by the rounds since the last time"
+    ),
+    "scaffold": Method(UniformWindow(), Scaffold(), "SCAFFOLD", "Algorithm 1, with corrected local steps (SGD only)"),
+    "truncated": Method(
+        UniformWindow(), Truncated(), "Algorithm 1, truncated", "scales cut to a limit: less variance, known bias"
     ),
     "bernoulli": Method(
         Bernoulli(), Sum(), "Bernoulli", "ablation: an independent coin each round, scaled, ignoring the battery"

@@ -51,6 +51,10 @@ class Purpose(IntEnum):
     AUGMENT = 8  # crops and flips
     COST = 9  # what a round costs a device, where that varies
     SUPPLY = 10  # how much better or worse one device is supplied than the next
+    LATTICE = 11  # the order of the clients of one cycle within a window
+    SHIFT = 12  # where that order begins
+    COMPRESS = 13  # how an update is rounded for sending
+    SAMPLES = 14  # samples that are made up
 
 
 def check_seed(seed: int) -> None:

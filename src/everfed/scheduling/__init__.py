@@ -1,6 +1,8 @@
 """Who trains when, decided by each client for itself."""
 
 from everfed.scheduling.audit import Audit, audit
+from everfed.scheduling.foresight import KnownArrivals, Outlook
+from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.plan import PlanStep, Schedule, participations, plan
 from everfed.scheduling.policies import (
     Always,
@@ -24,6 +26,9 @@ __all__ = [
     "Clients",
     "Greedy",
     "IndependentPolicy",
+    "KnownArrivals",
+    "Lattice",
+    "Outlook",
     "PlanStep",
     "Policy",
     "Schedule",

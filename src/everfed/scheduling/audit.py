@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from everfed.errors import InputError
 from everfed.random import check_seed
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.policies import Policy
-from everfed.scheduling.verdict import verdict
+from everfed.scheduling.variance import Variance, as_vectors, variance
+from everfed.scheduling.verdict import REMEMBERED, verdict
 
 # Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
 _ROWS = 1 << 20
@@ -60,12 +61,14 @@ class Audit(Figures):
     verdict: str
     rounds: int
     seeds: int
+    variance: Variance | None  # of a round's update by client, where timing is left to chance
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers; NaN becomes None."""
-        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "exact"}
+        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("exact", "variance")}
         out["exact"] = {f.name: _plain(getattr(self.exact, f.name)) for f in fields(Figures)}
         out["fairness"], out["exact"]["fairness"] = self.fairness, self.exact.fairness
+        out["variance"] = self.variance.to_dict() if self.variance else None
         return out
 
 
@@ -76,11 +79,15 @@ def audit(
     seeds: int | Sequence[int] = 200,
     *,
     shares: Sequence[float] | Floats | None = None,
+    server: Weighing | None = None,
+    deltas: Sequence[float] | Floats | None = None,
 ) -> Audit:
     """Measure a policy on a fleet over many runs of `rounds` rounds, and compute what can be.
 
     seeds: how many runs (seeds 0, 1, 2, ...), or which seeds.
     shares: p_i, each client's part of the data (default: equal).
+    server: a server rule, whose weights take the place of the clients' scales (default: `Sum`).
+    deltas: updates whose variance is wanted, [N, d], or their lengths [N] (default: all alike, length 1).
     """
     n = len(fleet)
     p = _shares(shares, n)
@@ -89,31 +96,51 @@ def audit(
     numbers = _seed_numbers(seeds)
     for seed in numbers:
         check_seed(seed)
-    tally = _Tally(fleet, p, rounds)
+    tally = _Tally(fleet, p, rounds, None if server is None or server.remembers else server)
     batch = max(1, _ROWS // n)
     for start in range(0, len(numbers), batch):
         some_seeds = np.array(numbers[start : start + batch], dtype=np.uint64)
         tally.run(Schedule(fleet, policy, some_seeds[:, None]))
     measured = tally.figures(len(numbers))
-    exact = _exact(fleet, policy, p, rounds)
+    exact = _exact(fleet, policy, p, rounds, tally.server)
     doubt = tally.doubt(len(numbers))
     return Audit(
         **{f.name: getattr(measured, f.name) for f in fields(Figures)},
         gap_min=tally.gap_min,
         gap_max=tally.gap_max,
         exact=exact,
-        verdict=verdict(fleet, measured, exact, p, doubt, rounds),
+        verdict=(
+            REMEMBERED
+            if server and server.remembers and not policy.unbiased
+            else verdict(fleet, measured, exact, p, doubt, rounds)
+        ),
         rounds=rounds,
         seeds=len(numbers),
+        variance=_variance(fleet, policy, p, server, deltas),
     )
+
+
+class Weighing(Protocol):
+    """What an audit needs to know of a server rule."""
+
+    @property
+    def normalizes(self) -> bool: ...
+
+    @property
+    def heeds_scales(self) -> bool: ...
+
+    @property
+    def remembers(self) -> bool: ...
+
+    def weigher(self, clients: int) -> Any: ...
 
 
 class _Tally:
     """Running sums over rounds and seeds; memory does not grow with either."""
 
-    def __init__(self, fleet: Fleet, shares: Floats, rounds: int) -> None:
+    def __init__(self, fleet: Fleet, shares: Floats, rounds: int, server: Weighing | None) -> None:
         n = len(fleet)
-        self.fleet, self.shares, self.rounds = fleet, shares, rounds
+        self.fleet, self.shares, self.rounds, self.server = fleet, shares, rounds, server
         self.joins, self.weight, self.weight_squares = np.zeros(n), np.zeros(n), np.zeros(n)
         self.gaps, self.gap_sum, self.gap_squares = np.zeros(n), np.zeros(n), np.zeros(n)
         self.gap_min, self.gap_max = 0, 0
@@ -124,8 +151,12 @@ class _Tally:
         n = len(self.fleet)
         per_seed = np.zeros(schedule.battery.level.shape)
         last = np.full(per_seed.size, -1, np.int64)
+        # One weigher for all seeds: client i of seed s is number s * N + i.
+        weigher = self.server.weigher(per_seed.size) if self.server else None
         for r in range(self.rounds):
             join, scale = schedule.step(r)
+            if weigher:
+                scale = self._reweighed(weigher, r, join, scale)
             row_weight = (join * (scale * self.shares)).sum(axis=-1)
             self.round_sum[r] += row_weight.sum()
             self.round_squares[r] += (row_weight**2).sum()
@@ -138,6 +169,18 @@ class _Tally:
         self.weight += per_seed.sum(axis=0)
         self.weight_squares += (per_seed**2).sum(axis=0)
         self.violations += schedule.battery.violations
+
+    def _reweighed(self, weigher: Any, round: int, join: Bools, scale: Floats) -> Floats:
+        """The server's factors in place of the scales, as an array like `join`."""
+        rows = np.flatnonzero(join)
+        factors = np.zeros(join.shape)
+        asked = np.broadcast_to(scale, join.shape).reshape(-1)[rows]
+        if len(rows):
+            factors.reshape(-1)[rows] = weigher.factors(round, rows, asked)
+        if self.server and self.server.normalizes:
+            total = (factors * self.shares).sum(axis=-1, keepdims=True)
+            factors = np.divide(factors, total, out=factors, where=total > 0.0)
+        return factors
 
     def _gaps(self, gap: Ints, who: Ints, known: Bools) -> None:
         gap, who, n = gap[known], who[known], len(self.fleet)
@@ -186,21 +229,23 @@ class _Tally:
         return z * spread / self.active() + 1e-9
 
 
-def _exact(fleet: Fleet, policy: Policy, shares: Floats, rounds: int) -> Figures:
-    """The same figures by formula: chances per round, clients independent of each other."""
+def _exact(fleet: Fleet, policy: Policy, shares: Floats, rounds: int, server: Weighing | None) -> Figures:
+    """The same figures by formula, from the chances of every round."""
     rate, weight = np.zeros(len(fleet)), np.zeros(len(fleet))
     means, variances, worst = np.zeros(rounds), np.zeros(rounds), 0.0
     violations = 0.0 if policy.obeys_energy else None
     for r in range(rounds):
         law = policy.law(fleet, r)
-        if law is None:
+        if law is None or (server and (server.normalizes or not server.heeds_scales)):
             return Figures(None, None, None, None, None, None, None, None, violations)
+        if server:
+            law = law._replace(scale=server.weigher(len(fleet)).factors(r, np.arange(len(fleet)), law.scale))
         started = fleet.offsets() <= r
         rate += law.probability * started
         weight += law.probability * law.scale * started
         worst = max(worst, float(np.max(np.abs(law.probability * law.scale - 1.0), where=started, initial=0.0)))
         means[r] = shares @ (law.probability * law.scale)
-        variances[r] = shares**2 @ (law.scale**2 * law.probability * (1.0 - law.probability))
+        variances[r] = law.weight_variance(shares)
     active = np.maximum(rounds - fleet.offsets(), 1)
     gap_mean, gap_variance = policy.gaps(fleet) or (None, None)
     return Figures(
@@ -214,6 +259,20 @@ def _exact(fleet: Fleet, policy: Policy, shares: Floats, rounds: int) -> Figures
         worst,
         violations,
     )
+
+
+def _variance(
+    fleet: Fleet, policy: Policy, shares: Floats, server: Weighing | None, deltas: Sequence[float] | Floats | None
+) -> Variance | None:
+    """Where a round's variance comes from, if the server takes the clients' scales as they are."""
+    vectors = as_vectors(deltas, len(fleet))
+    if server is not None:
+        scales = fleet.cycles().astype(np.float64)
+        if server.normalizes or server.remembers or not server.heeds_scales:
+            return None
+        if not np.array_equal(server.weigher(len(fleet)).factors(0, np.arange(len(fleet)), scales), scales):
+            return None
+    return variance(fleet, policy, shares, vectors)
 
 
 def _seed_numbers(seeds: int | Sequence[int]) -> list[int]:

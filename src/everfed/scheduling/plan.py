@@ -21,6 +21,7 @@ from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError, some
 from everfed.random import check_seed
+from everfed.scheduling.foresight import Outlook
 from everfed.scheduling.policies import Clients, Policy, View
 
 
@@ -48,6 +49,7 @@ class Schedule:
         self.battery = Battery(fleet.capacity, clients.shape()[:-1], storage, fleet.unit_j)
         self.clients = clients
         self.state = policy.init(clients)
+        self.outlook = Outlook(fleet, seed, clients.shape(), policy.foresight) if policy.foresight else None
 
     def rounds(self, first: int, last: int) -> Iterator[PlanStep]:
         """The plan's rounds first .. last - 1; earlier ones must have been stepped or restored."""
@@ -79,7 +81,8 @@ class Schedule:
 
     def decide(self, round: int) -> tuple[Bools, Floats]:
         """The second half: clients decide, and those who join pay."""
-        view = View(round, self.battery.affords(), self.battery.level)
+        forecast = self.outlook.at(round) if self.outlook else None
+        view = View(round, self.battery.affords(), self.battery.level, forecast)
         join, scale, self.state = self.policy.step(self.state, view)
         if self.policy.coordinated:
             join = self.policy.grant(join)

@@ -3,8 +3,9 @@
 A policy is `init(clients, round) -> state` and `step(state, view) -> (join, scale, state)`, written
 once over arrays whose last axis is the clients. A simulation steps a fleet of N, a device steps a
 fleet of one, an audit steps S seeds of N clients (shape [S, N]), all with the same code. `step`
-sees only the present, so a policy cannot use the future; `init` works at any round, so a device
-that lost power mid-run arrives at the same decisions as one that did not.
+sees only the present, so a policy cannot use the future, unless it asks for `foresight` and is given
+a forecast; `init` works at any round, so a device that lost power mid-run arrives at the same
+decisions as one that did not.
 
 A step may reuse the arrays of the state it is given: keep the returned state, drop the old one.
 """
@@ -26,21 +27,40 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clients:
-    """What each client knows of itself for good: who it is, its cycle, when it starts, its battery."""
+    """What each client knows of itself for good: who it is, its cycle, when it starts, its battery.
+
+    Clients with the same cycle and the same start are peers. Each may know its rank among them, handed
+    out when it enrols: some schedules use it to keep out of each other's way.
+    """
 
     ids: Ints
     cycles: Ints
     offsets: Ints
     seed: Seeds
     capacity: Floats  # of its battery, in units
+    ranks: Ints | None = None  # 0 .. peers - 1
+    peers: Ints | None = None  # how many they are, itself included
 
     @classmethod
     def of(cls, fleet: Fleet, seed: Seeds) -> Clients:
-        return cls(np.arange(len(fleet)), fleet.cycles(), fleet.offsets(), seed, fleet.capacity)
+        cycles, offsets = fleet.cycles(), fleet.offsets()
+        return cls(np.arange(len(fleet)), cycles, offsets, seed, fleet.capacity, *ranked(cycles, offsets))
+
+    def part(self, which: Ints) -> Clients:
+        """Some of the clients, each with all that it knows: a device is a part of one."""
+        knows = (self.ids, self.cycles, self.offsets, self.seed, self.capacity, self.ranks, self.peers)
+        return Clients(*(k if k is self.seed or k is None else k[which] for k in knows))  # type: ignore[arg-type, index]
 
     def shape(self) -> tuple[int, ...]:
         """Shape of one value per client: [N], or [S, N] for S seeds side by side."""
         return np.broadcast_shapes(np.shape(self.seed), self.ids.shape)
+
+
+class Forecast(NamedTuple):
+    """What a client that foresees its energy knows of it: the gap that this round lies in."""
+
+    opened: Ints  # the round of its latest unit, up to now; -1: none came yet
+    closes: Ints  # the round of its next one, or where the forecast ends
 
 
 class View(NamedTuple):
@@ -49,6 +69,7 @@ class View(NamedTuple):
     round: int
     affords: Bools  # its battery holds one round's energy
     level: Floats  # units in its battery
+    forecast: Forecast | None = None  # given only to policies with foresight
 
 
 class Decision(NamedTuple):
@@ -57,11 +78,31 @@ class Decision(NamedTuple):
     state: State
 
 
+class Block(NamedTuple):
+    """Clients whose decisions in a round hang together; all of one chance and one scale."""
+
+    clients: Ints
+    both: float  # P[i and j join], the same for every pair
+
+
 class Law(NamedTuple):
-    """The exact distribution of one round's decisions, clients independent of each other."""
+    """The exact distribution of one round's decisions; clients are independent but for those in one block."""
 
     probability: Floats  # P[join], [N]
     scale: Floats  # [N]
+    blocks: tuple[Block, ...] = ()
+
+    def weight_variance(self, shares: Floats) -> float:
+        """Exact variance of the round's weight, sum over participants of share * scale."""
+        total = float(shares**2 @ (self.scale**2 * self.probability * (1.0 - self.probability)))
+        if self.blocks:
+            everybody = np.concatenate([block.clients for block in self.blocks])
+            first = np.cumsum([0] + [len(block.clients) for block in self.blocks[:-1]])
+            one, p = everybody[first], shares[everybody]
+            both = np.array([block.both for block in self.blocks])
+            covariance = self.scale[one] ** 2 * (both - self.probability[one] ** 2)
+            total += float(covariance @ (np.add.reduceat(p, first) ** 2 - np.add.reduceat(p**2, first)))
+        return max(total, 0.0)
 
 
 class Policy(Protocol):
@@ -70,6 +111,11 @@ class Policy(Protocol):
     @property
     def unbiased(self) -> bool:
         """Whether mean(join * scale) = 1 is claimed, in every round."""
+        ...
+
+    @property
+    def foresight(self) -> int:
+        """How many rounds ahead it must be told when energy comes; 0: it lives in the present."""
         ...
 
     obeys_energy: ClassVar[bool]  # whether it never joins without the energy
@@ -106,6 +152,10 @@ class IndependentPolicy:
     def unbiased(self) -> bool:
         return False
 
+    @property
+    def foresight(self) -> int:
+        return 0
+
     def init(self, clients: Clients, round: int = 0) -> State:
         return {"clients": clients}
 
@@ -117,6 +167,17 @@ class IndependentPolicy:
 
     def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
         return None
+
+
+def ranked(cycles: Ints, offsets: Ints) -> tuple[Ints, Ints]:
+    """Each client's rank among its peers (same cycle, same start), in order of their numbers, and their count."""
+    key = cycles * (int(offsets.max(initial=0)) + 1) + offsets
+    _, group, count = np.unique(key, return_inverse=True, return_counts=True)
+    order = np.argsort(group, kind="stable")
+    first = np.cumsum(count) - count  # where each group begins in that order
+    ranks = np.empty(len(cycles), np.int64)
+    ranks[order] = np.arange(len(cycles)) - first[group[order]]
+    return ranks, count[group].astype(np.int64)
 
 
 def _scale(cycles: Ints, scaled: bool) -> Floats:
@@ -166,8 +227,7 @@ class UniformWindow(IndependentPolicy):
             opens[opening] += cycles
         return Decision((slot == view.round) & view.affords, state["scale"], state)
 
-    @staticmethod
-    def _slot(clients: Clients, which: Any, window: Ints) -> Ints:
+    def _slot(self, clients: Clients, which: Any, window: Ints) -> Ints:
         """J for these clients' windows. A window of one round leaves no choice, so no draw."""
         cycles, ids = clients.cycles[which], clients.ids[which]
         slot = np.zeros((*clients.shape()[:-1], len(ids)), np.int64)
@@ -176,10 +236,14 @@ class UniformWindow(IndependentPolicy):
         return slot
 
     def law(self, fleet: Fleet, round: int) -> Law | None:
-        if not fleet.arrivals.regular or np.any(fleet.capacity < fleet.arrivals.window_capacity - TOLERANCE):
+        if not fleet.arrivals.regular or np.any(fleet.capacity < self._room(fleet) - TOLERANCE):
             return None  # some slots cannot be paid for: no unit has come, or waiting overflows the battery
         chance = np.where(_started(fleet, round), 1.0 / fleet.cycles(), 0.0)
         return Law(chance, _scale(fleet.cycles(), self.scaled))
+
+    def _room(self, fleet: Fleet) -> Floats:
+        """The battery that every slot needs, in units."""
+        return fleet.arrivals.window_capacity
 
     def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
         if self.law(fleet, 0) is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from everfed.scheduling.foresight import KnownArrivals
+from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted, Thrifty
 
@@ -13,6 +15,8 @@ POLICIES: dict[str, type[Any]] = {
     "wait-for-all": WaitForAll,
     "fedavg": Always,
     "bernoulli": Bernoulli,
+    "lattice": Lattice,
     "thrifty": Thrifty,
     "self-weighted": SelfWeighted,
+    "known-arrivals": KnownArrivals,
 }

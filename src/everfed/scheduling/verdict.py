@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 # A client whose mean weight is off by less than this is not worth a word, however certain it is.
 _NEGLIGIBLE = 1e-3
 
+# For rules that let the absent speak: the weights of single participations say nothing about them.
+REMEMBERED = (
+    "no judgement by weights: the server lets absent clients speak by their last update, so that every client "
+    "counts by its data from its first participation on, with updates up to a gap old."
+)
+
 
 def verdict(fleet: Fleet, measured: Figures, exact: Figures, shares: Floats, doubt: Floats, rounds: int) -> str:
     """Is each client heard in proportion to its data, and is the energy there?"""

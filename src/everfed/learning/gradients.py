@@ -1,0 +1,72 @@
+"""Changes to the clients' gradients between the backward pass and the optimiser's step.
+
+A rule adjusts a matrix [clients, parameters], one row a client. Several apply in the order given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from everfed.arrays import Ints
+from everfed.errors import InputError
+
+
+class GradientRule(Protocol):
+    """The shape of every change to gradients; `GRADIENT_RULES` lists those that need no server."""
+
+    def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
+        """grads, params: [C, parameters]; start: the server's parameters; may change grads in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """FedProx (Li et al., MLSys 2020): a pull of strength mu back to the server's parameters.
+
+    Adds mu * (w - start) to the gradient, the derivative of mu/2 * |w - start|^2. It keeps many local
+    steps on unequal data from drifting apart. Not for few local steps: it only slows those down.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not (self.mu >= 0.0 and math.isfinite(self.mu)):
+            raise InputError(f"mu is {self.mu}; it must be zero or positive.")
+
+    def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
+        return grads.add(params - start, alpha=self.mu)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Each client's gradient shortened to `norm` where it is longer.
+
+    Bounds a client's update, and so the variance its scale multiplies; a clipped gradient is biased
+    (the mean of shortened minibatch gradients is not the shortened mean).
+    """
+
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.norm > 0.0 and math.isfinite(self.norm)):
+            raise InputError(f"norm is {self.norm}; it must be a positive number.")
+
+    def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
+        # As torch.nn.utils.clip_grad_norm_, but for each row; a gradient that is not finite stays so.
+        length = grads.norm(dim=1, keepdim=True)
+        shorter: Tensor = self.norm / (length + 1e-6)
+        return grads * shorter.clamp(max=1.0)
+
+
+GRADIENT_RULES: dict[str, type[Any]] = {"proximal": Proximal, "clip": Clip}
+
+
+def adjusted(rules: tuple[GradientRule, ...], grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
+    """The gradients after all rules."""
+    for rule in rules:
+        grads = rule.adjust(grads, params, start, clients)
+    return grads

@@ -1,0 +1,53 @@
+"""What the server does with the participants' updates: rules, and optimisers that compose with them."""
+
+from typing import Any
+
+from everfed.server.aggregate import Aggregator, Outcome, Setting
+from everfed.server.control import Scaffold
+from everfed.server.experience import Echo, FedAU
+from everfed.server.memory import Mifa, Varp
+from everfed.server.optimizers import (
+    SERVER_OPTIMIZERS,
+    ServerAdaGrad,
+    ServerAdam,
+    ServerMomentum,
+    ServerOptimizer,
+    ServerSGD,
+    ServerYogi,
+)
+from everfed.server.rules import Normalized, ServerRule, Sum, Truncated, Weigher
+
+SERVER_RULES: dict[str, type[Any]] = {
+    "sum": Sum,
+    "normalized": Normalized,
+    "truncated": Truncated,
+    "fedau": FedAU,
+    "echo": Echo,
+    "mifa": Mifa,
+    "ht-varp": Varp,
+    "scaffold": Scaffold,
+}
+
+__all__ = [
+    "SERVER_OPTIMIZERS",
+    "SERVER_RULES",
+    "Aggregator",
+    "Echo",
+    "FedAU",
+    "Mifa",
+    "Normalized",
+    "Outcome",
+    "Scaffold",
+    "ServerAdaGrad",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerOptimizer",
+    "ServerRule",
+    "ServerSGD",
+    "ServerYogi",
+    "Setting",
+    "Sum",
+    "Truncated",
+    "Varp",
+    "Weigher",
+]

@@ -1,0 +1,81 @@
+"""SCAFFOLD: clients correct their drift with what the server remembers of everybody's gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from everfed.arrays import Floats, Ints
+from everfed.errors import InputError
+from everfed.learning.gradients import GradientRule
+from everfed.learning.local import Trained
+from everfed.learning.optim import SGD
+from everfed.server.aggregate import Aggregator, Setting
+from everfed.server.rules import PlainRule, ServerRule
+from everfed.server.vectors import Vectors, as_row, check_place
+
+
+@dataclass(frozen=True)
+class Scaffold(PlainRule):
+    """SCAFFOLD (Karimireddy et al., ICML 2020) with Algorithm 1's weights.
+
+    A client steps along g - c_i + c instead of g: c_i is the mean gradient of its last round, c the mean of
+    all c_i by shares. Afterwards c_i becomes the mean gradient of this round, and c moves by the shares
+    times the changes, without scales, so that c stays sum p_i c_i. The model moves as in `Sum`.
+
+    It repairs the drift of many local steps on unequal data, not the noise of rare participation. Only for
+    SGD without momentum, since c_i is read off the update. Devices send as much as ever and receive c and
+    c_i besides. Not for long cycles: a c_i that is E rounds old corrects towards where the model was.
+    place: 'device' or 'disk', where the c_i are kept.
+    """
+
+    place: str = "device"
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
+
+    def start(self, setting: Setting) -> Aggregator:
+        if not isinstance(setting.optimizer, SGD) or setting.optimizer.momentum:
+            raise InputError("SCAFFOLD needs clients with plain SGD (momentum 0): it reads gradients off updates.")
+        return _Scaffold(self, setting, self.place)
+
+
+class _Scaffold(Aggregator):
+    def __init__(self, rule: ServerRule, setting: Setting, place: str) -> None:
+        super().__init__(rule, setting)
+        self.own = Vectors(len(setting.shares), setting.size, setting.device, place)
+        self.mean = torch.zeros(setting.size, device=setting.device)
+        self.change = torch.zeros_like(self.mean)  # of `mean`, by this round's participants
+
+    @property
+    def gradients(self) -> tuple[GradientRule, ...]:
+        return (self,)
+
+    def explain(self) -> list[str]:
+        return [self.own.explain("the mean gradient")]
+
+    def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
+        return grads + (self.mean - self.own.read(clients))
+
+    def _absorb(self, round: int, trained: Trained, coefficients: Floats, part: Tensor, finite: Tensor) -> float:
+        clients = trained.clients[finite.cpu().numpy()]
+        old = self.own.read(clients)
+        new = old - self.mean - trained.deltas[finite] / self.setting.local_rates(round)
+        self.change += as_row(self.setting.shares[clients], part) @ (new - old)
+        self.own.write(clients, new)
+        return 0.0
+
+    def _end(self) -> None:
+        self.mean += self.change
+        self.change.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        kept = {f"own.{name}": value for name, value in self.own.state_dict().items()}
+        return {**super().state_dict(), **kept, "mean": self.mean.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.own.load_state_dict({n.removeprefix("own."): v for n, v in state.items() if n.startswith("own.")})
+        self.mean = state["mean"].clone().to(self.setting.device)

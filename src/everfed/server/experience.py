@@ -1,0 +1,97 @@
+"""Server rules that find a client's weight from when it took part: nobody tells them its cycle.
+
+Both weigh updates as they come: the clients' own scales, if they send any, are not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from everfed.arrays import Floats, Ints
+from everfed.errors import InputError
+from everfed.server.rules import Arrays, PlainRule, Weigher
+
+
+@dataclass(frozen=True)
+class FedAU(PlainRule):
+    """Weight: the mean number of rounds between a client's past participations (Wang & Ji, ICLR 2024).
+
+    The mean is that of the intervals before this round, so that it does not depend on whether the
+    client takes part now; before the first one it is 1. An interval counts as over after `cutoff`
+    rounds: that bounds the weight, and a client rarer than that counts too little. Under Algorithm 1's
+    windows no interval is cut if cutoff >= 2E - 1, and the weight is off by O(1/m) after m of them.
+
+    Not for short runs: a client that takes part a few times only is hardly known before the end.
+    """
+
+    heeds_scales: ClassVar[bool] = False
+    cutoff: int = 50
+
+    def __post_init__(self) -> None:
+        if self.cutoff < 1:
+            raise InputError(f"cutoff is {self.cutoff}; it must be at least 1 round.")
+
+    def weigher(self, clients: int) -> Weigher:
+        return _MeanInterval(clients, self.cutoff)
+
+
+class _MeanInterval:
+    """FedAU's three numbers a client, brought up to date when the client shows up."""
+
+    def __init__(self, clients: int, cutoff: int) -> None:
+        self.cutoff = cutoff
+        self.last = np.full(clients, -1, np.int64)  # the round of the last record
+        self.records = np.zeros(clients, np.int64)
+        self.mean = np.ones(clients)
+
+    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
+        since = round - self.last[clients]  # at least 1
+        # Whole cut-offs that passed in absence, each a record of its own.
+        cuts = (since - 1) // self.cutoff
+        records = self.records[clients] + cuts
+        known = self.records[clients] * self.mean[clients] + cuts * float(self.cutoff)
+        weight: Floats = np.where(records > 0, known / np.maximum(records, 1), 1.0)
+        self.mean[clients] = (known + (since - cuts * self.cutoff)) / (records + 1)
+        self.records[clients] = records + 1
+        self.last[clients] = round
+        return weight
+
+    def state_dict(self) -> Arrays:
+        return {"last": self.last, "records": self.records, "mean": self.mean}
+
+    def load_state_dict(self, state: Arrays) -> None:
+        self.last, self.records, self.mean = (state[name].copy() for name in ("last", "records", "mean"))
+
+
+@dataclass(frozen=True)
+class Echo(PlainRule):
+    """Weight: the rounds since the client's last participation (FedAWE: Xiang et al., NeurIPS 2024).
+
+    What a client missed it makes up for at once. On average over a window every client counts alike,
+    not in every round: under Algorithm 1's windows, at place k of E, ((E + 1) / 2 + k) / E. One number a
+    client, no cutoff and nothing to learn; noisier than `FedAU`, which is to be preferred for long runs.
+    """
+
+    heeds_scales: ClassVar[bool] = False
+
+    def weigher(self, clients: int) -> Weigher:
+        return _SinceLast(clients)
+
+
+class _SinceLast:
+    def __init__(self, clients: int) -> None:
+        self.last = np.full(clients, -1, np.int64)
+
+    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
+        weight: Floats = (round - self.last[clients]).astype(np.float64)
+        self.last[clients] = round
+        return weight
+
+    def state_dict(self) -> Arrays:
+        return {"last": self.last}
+
+    def load_state_dict(self, state: Arrays) -> None:
+        self.last = state["last"].copy()

@@ -1,0 +1,126 @@
+"""Server rules: how participants' updates become the round's update.
+
+A rule is a value. Its `weigher` turns what a participant reports into a factor; the round's update is
+the sum of share * factor * delta over the participants. Non-participants keep the server's
+parameters, so nothing is divided by who happened to show up, unless the rule's name says so. Rules
+that remember past updates (`memory`, `control`) add to that sum in an `Aggregator` of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.arrays import Floats, Ints
+from everfed.errors import InputError
+from everfed.server.aggregate import Aggregator, Setting
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Weigher(Protocol):
+    """A rule's weights at work in one run, or in many side by side.
+
+    It knows a client by its number alone, so that S runs of N clients are one weigher of S * N
+    clients: an audit measures a rule over many seeds with the code that a server runs.
+    """
+
+    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
+        """What multiplies each participant's share; scales: what the participants ask for.
+
+        To be called once for every round in which somebody takes part, in order.
+        """
+        ...
+
+    def state_dict(self) -> Arrays:
+        """What later factors depend on, each array with one row a client."""
+        ...
+
+    def load_state_dict(self, state: Arrays) -> None: ...
+
+
+class ServerRule(Protocol):
+    """The shape of every server rule; `SERVER_RULES` lists them."""
+
+    normalizes: ClassVar[bool]  # whether coefficients are divided by their sum
+    heeds_scales: ClassVar[bool]  # whether it multiplies by the client's own scale, or finds weights itself
+    remembers: ClassVar[bool]  # whether it keeps updates of clients and uses them in their absence
+
+    def weigher(self, clients: int) -> Weigher: ...
+
+    def start(self, setting: Setting) -> Aggregator:
+        """The rule at work in one run."""
+        ...
+
+
+class AsAsked:
+    """Factors that are the clients' own scales: no memory. A base for weighers without any."""
+
+    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
+        return scales
+
+    def state_dict(self) -> Arrays:
+        return {}
+
+    def load_state_dict(self, state: Arrays) -> None:
+        pass
+
+
+class PlainRule:
+    """Defaults of a rule that remembers no updates: a base for new ones."""
+
+    normalizes: ClassVar[bool] = False
+    heeds_scales: ClassVar[bool] = True
+    remembers: ClassVar[bool] = False
+
+    def weigher(self, clients: int) -> Weigher:
+        return AsAsked()
+
+    def start(self, setting: Setting) -> Aggregator:
+        return Aggregator(self, setting)
+
+
+@dataclass(frozen=True)
+class Sum(PlainRule):
+    """w + sum over participants of share * scale * delta: Algorithm 1, and the paper's FedAvg."""
+
+
+@dataclass(frozen=True)
+class Normalized(PlainRule):
+    """The weighted mean over participants, as in most frameworks: biased towards the frequent.
+
+    Also what Algorithm 1 must not do: dividing by the round's weight keeps steps of one size, but the
+    bias it brings does not fade with the learning rate.
+    """
+
+    normalizes: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Truncated(PlainRule):
+    """As `Sum`, with scales above `limit` cut to it: no client can count more than limit * share in a round.
+
+    It bounds the weight of a round, and counts a client of scale s only limit / s of what it should:
+    `everfed audit` shows that bias. Not for fleets whose rare clients hold data of their own.
+    """
+
+    limit: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not (self.limit >= 1.0 and math.isfinite(self.limit)):
+            raise InputError(f"limit is {self.limit}; it must be at least 1, the scale of an everyday client.")
+
+    def weigher(self, clients: int) -> Weigher:
+        return _Cut(self.limit)
+
+
+class _Cut(AsAsked):
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
+        return np.minimum(scales, self.limit)

@@ -1,0 +1,74 @@
+"""One vector a client, kept by the server between rounds: on the device that trains, or on disk.
+
+Only clients that have been seen take room, so memory follows participants (`learning/rows.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everfed.arrays import Bools, Floats, Ints
+from everfed.errors import InputError
+from everfed.learning.memory import free_memory
+from everfed.learning.rows import PLACES, ClientRows, check_place
+
+__all__ = ["PLACES", "Vectors", "as_row", "check_place"]
+
+
+class Vectors:
+    """[clients, size] numbers, zeros for clients not seen yet."""
+
+    def __init__(self, clients: int, size: int, device: torch.device, place: str) -> None:
+        self.clients, self.size, self.device, self.place = clients, size, device, place
+        self.seen: Bools = np.zeros(clients, np.bool_)  # who has written
+        if place == "device":
+            _check_room(self.bytes(), device)
+        self.rows = ClientRows({"vector": torch.zeros(0, size, device=device)}, clients, device, place)
+
+    def bytes(self) -> int:
+        """Room that all clients' vectors take together."""
+        return 4 * self.clients * self.size
+
+    def explain(self, what: str) -> str:
+        where = f"on {self.device.type}" if self.place == "device" else "on disk"
+        return f"{what} of every client that has taken part: up to {_readable(self.bytes())} {where}"
+
+    def read(self, clients: Ints) -> Tensor:
+        return self.rows.gather(clients)["vector"]
+
+    def write(self, clients: Ints, values: Tensor) -> None:
+        self.rows.scatter(clients, {"vector": values})
+        self.seen[clients] = True
+
+    def state_dict(self) -> dict[str, Tensor]:
+        known = np.flatnonzero(self.seen)
+        return {"clients": torch.from_numpy(known), "values": self.read(known).cpu()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        stale = np.flatnonzero(self.seen)
+        self.write(stale, torch.zeros(len(stale), self.size, device=self.device))
+        self.seen[:] = False
+        self.write(state["clients"].cpu().numpy(), state["values"].to(self.device))
+
+
+def _check_room(wanted: int, device: torch.device) -> None:
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if wanted > free:
+        raise InputError(
+            f"the server rule keeps a vector of every client, {_readable(wanted)} together, and "
+            f"{_readable(free)} are free on {device.type}; keep them on disk with place='disk'."
+        )
+
+
+def _readable(size: int) -> str:
+    for unit, width in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= width:
+            return f"{size / width:.3g} {unit}"
+    return f"{size} B"
+
+
+def as_row(values: Floats, like: Tensor) -> Tensor:
+    """Numbers as a float32 tensor where `like` is."""
+    return torch.as_tensor(values, dtype=torch.float32).to(like.device)
