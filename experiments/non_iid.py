@@ -5,35 +5,32 @@
     python experiments/non_iid.py json --out docs/results/non_iid.json
     python experiments/non_iid.py figure --results docs/results/non_iid.json --out docs/images/non_iid.png
 
-A run is one line of the results file, written when the run ends; what is there is not done again. With a time
-limit, no run is started that would not fit, going by how long its like have taken; one that overruns all the
-same is given up and leaves no trace. The default precision, bf16, needs a GPU; --jobs processes share it. Only
-what trains is imported: numpy and torch are enough.
+A run is one line of the results file, written when the run ends; what is there is not done again (study_runs.py).
+The default precision, bf16, needs a GPU; --jobs processes share it. Only what trains is imported: numpy and torch
+are enough.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import non_iid_tables
 import numpy as np
+import study_runs
 import torch
-from non_iid_tables import COMPARED, LAST, Line, append, chosen_rate, measures, rare_accuracy, rare_classes, read
+from non_iid_tables import COMPARED, LAST, chosen_rate, measures, rare_accuracy, rare_classes
+from study_runs import Line, Loaded, carry_out, read, rounded
 
 from everfed import config, presets
 from everfed.data.dataset import Dataset
 from everfed.data.partition import ByEnergy, Dirichlet, Split
 from everfed.energy.fleet import Group
-from everfed.errors import DivergenceError, EverfedWarning
+from everfed.errors import DivergenceError
 from everfed.experiment import Experiment
 from everfed.learning.optim import SGD, Adam, Optimizer
 from everfed.random import Purpose, permutation
@@ -59,7 +56,6 @@ STAGES = (
 # Taking Adam apart: its normalising without its momentum, a momentum without the normalising, no memory at all.
 CONTROLS = (("adam, beta1 0", 1e-3), ("sgd, momentum 0.9", 0.005), ("adam, reset", 1e-3))
 CLOSE_UP = 40  # rounds at the end that are evaluated one by one: two of the longest windows
-SLACK = 1.2  # a run may take this much longer than the slowest of its like
 
 
 def client(kind: str, rate: float) -> tuple[Optimizer, bool]:
@@ -88,6 +84,10 @@ class Run:
     @property
     def name(self) -> str:
         return f"{self.part} | {self.split} | {self.method} | {self.client} {self.rate:g} | seed {self.seed}"
+
+    @property
+    def like(self) -> dict[str, Any]:
+        return {"method": self.method}
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,21 @@ class Study:
         }
         return sum(sizes[stage] for stage, _ in self.stages)
 
-
-# ---- one run ----
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A data set that is in memory already, in the place of its source."""
-
-    dataset: Dataset
+    def read(self, results: Path) -> dict[str, Line]:
+        return read(results, self.settings())
 
     def load(self) -> Dataset:
-        return self.dataset
+        return self.base.data.load()
+
+    def execute(self, data: Dataset, run: Run, deadline: float) -> Line | None:
+        return execute(self, data, run, deadline)
+
+    def told(self, line: Line) -> str:
+        m = measures(line)
+        return f"accuracy {100 * m['last5']:.1f}  rare {100 * m['rare']:.1f}" if m else line["diverged"]
+
+
+# ---- one run ----
 
 
 def hold_out(dataset: Dataset, count: int) -> Dataset:
@@ -200,10 +203,6 @@ class Watched:
             out["length"].append(rounded(mean[1]) if close else None)
             out["push"].append([round(float(v), 7) for v in mean[2:]] if close else None)
         return out
-
-
-def rounded(value: Any) -> float:
-    return round(float(value), 5)
 
 
 def execute(study: Study, dataset: Dataset, run: Run, deadline: float = math.inf) -> Line | None:
@@ -261,100 +260,8 @@ def execute(study: Study, dataset: Dataset, run: Run, deadline: float = math.inf
     }
 
 
-# ---- many runs ----
-
-_study: Study  # in a worker process: set when it starts
-_dataset: Dataset
-
-
-def _start(study: Study) -> None:
-    global _study, _dataset
-    warnings.simplefilter("ignore", EverfedWarning)
-    torch.set_num_threads(1)  # the processes share the cores as they share the GPU
-    _study, _dataset = study, study.base.data.load()
-
-
-def _work(run: Run, deadline: float) -> Line | None:
-    return execute(_study, _dataset, run, deadline)
-
-
-class Here(Executor):
-    """One run after the other in this process, where starting another would gain nothing."""
-
-    def __init__(self, study: Study) -> None:
-        self.study, self.dataset = study, study.base.data.load()
-
-    def submit(self, work: Any, run: Run, deadline: float) -> Future[Any]:  # type: ignore[override]
-        future: Future[Any] = Future()
-        future.set_result(execute(self.study, self.dataset, run, deadline))
-        return future
-
-
-def executor(study: Study, jobs: int) -> Executor:
-    if jobs == 1:
-        return Here(study)
-    # Spawned, not forked: a forked child of a process that has used CUDA cannot use it.
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start, initargs=(study,))
-
-
-def fitting(runs: Iterable[Run], done: Mapping[str, Line], left_s: float) -> Run | None:
-    """The first run that the time left is enough for, as far as one can tell."""
-    for run in runs:
-        like = [line["seconds"] for line in done.values() if line["method"] == run.method]
-        like = like or [line["seconds"] for line in done.values()]
-        if left_s > 0 and SLACK * max(like, default=0.0) <= left_s:
-            return run
-    return None
-
-
-def carry_out(study: Study, results: Path, jobs: int = 1, limit_s: float = math.inf) -> dict[str, Line]:
-    """Do what is still to do, within the limit; returns all lines by name, those of earlier calls included."""
-    began = time.time()
-    deadline = began + limit_s
-    done = read(results, study.settings())
-    total = study.total()
-
-    def finished() -> int:
-        return sum(run.name in done for run in study.runs(done))
-
-    print(f"{finished()} of {total} runs are done already", flush=True)
-
-    def keep(line: Line | None, run: Run) -> None:
-        if line is None:
-            print(f"{time.time() - began:6.0f} s  given up, out of time: {run.name}", flush=True)
-            return
-        append(results, line)
-        done[run.name] = line
-        now = f"{time.time() - began:6.0f} s  {finished()}/{total}  {run.name}"
-        m = measures(line)
-        told = f"accuracy {100 * m['last5']:.1f}  rare {100 * m['rare']:.1f}" if m else line["diverged"]
-        print(f"{now}  {told}  ({line['seconds']:.0f} s)", flush=True)
-
-    with executor(study, jobs) as pool:
-        pending: dict[Future[Line | None], Run] = {}
-        while True:
-            while len(pending) < jobs:
-                waiting = [r for r in study.runs(done) if r.name not in done and r not in pending.values()]
-                run = fitting(waiting, done, deadline - time.time())
-                if run is None:
-                    break
-                pending[pool.submit(_work, run, deadline)] = run
-            if not pending:
-                break
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                keep(future.result(), pending.pop(future))
-    left = total - finished()
-    print(f"{left} runs are left: start this again" if left else "all runs are done", flush=True)
-    return read(results, study.settings())
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "table", "json", "figure"])
-    parser.add_argument("--results", type=Path, default=Path("everfed-out/non_iid.jsonl"))
-    parser.add_argument("--out", type=Path, help="the file that json or figure writes")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which this call must be over")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that share the device")
+    parser = study_runs.parser(__doc__, ["run", "table", "json", "figure"], "everfed-out/non_iid.jsonl")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=1000)
@@ -368,11 +275,7 @@ def main() -> None:
     if options.command == "table":
         print(non_iid_tables.tables(read(options.results)))
         return
-    if options.command in ("json", "figure"):
-        if options.out is None:
-            parser.error(f"{options.command} needs --out")
-        write = {"json": non_iid_tables.records, "figure": non_iid_tables.draw}[options.command]
-        write(options.results, options.out)
+    if study_runs.write_out(parser, options, {"json": non_iid_tables.records, "figure": non_iid_tables.draw}):
         return
     base = replace(
         config.from_dict(presets.content(options.preset)),

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study_runs import Line, markdown, percent, read, write_json
 
 from everfed.data.partition import ByEnergy, Split
 from everfed.energy.fleet import Group
@@ -20,29 +21,6 @@ from everfed.learning.evaluate import Metrics
 
 COMPARED = ("algorithm1", "greedy", "wait-for-all", "fedavg")  # those of `everfed compare`
 LAST, WIGGLE = 5, 10  # evaluations at the end of a run that are averaged, and whose spread is the wiggle
-Line = dict[str, Any]
-
-
-def append(results: Path, line: Line) -> None:
-    """One line more, on the disk before the next run starts; a line cut off by a kill is closed first."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with results.open("ab+") as file:
-        torn = file.tell() > 0 and (file.seek(-1, 2), file.read(1))[1] != b"\n"
-        file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
-
-
-def read(results: Path, settings: Mapping[str, Any] | None = None) -> dict[str, Line]:
-    """The lines of a results file by name: those with these settings, or with those of the last line."""
-    lines = []
-    for text in results.read_text().splitlines() if results.exists() else []:
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            print("a line of the results file was cut off and is left out", flush=True)
-    wanted = settings or (lines[-1]["settings"] if lines else None)
-    # By name, since runs that share a device end in any order, and tables should not depend on it.
-    return {line["name"]: line for line in sorted(lines, key=lambda a: a["name"]) if line["settings"] == wanted}
-
 
 # ---- what the runs say ----
 
@@ -116,16 +94,6 @@ def jumps(line: Line) -> tuple[float, float] | None:
 
 
 # ---- tables ----
-
-
-def percent(values: Sequence[float]) -> str:
-    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.fmean(values):.1f}{spread}"
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def select(lines: Mapping[str, Line], **wanted: Any) -> list[Line]:
@@ -259,8 +227,7 @@ def records(results: Path, out: Path) -> None:
     """Write the figures of all runs as JSON, one run a line."""
     done = read(results)
     settings = next(iter(done.values()))["settings"] if done else {}
-    runs = ",\n  ".join(json.dumps(record(line)) for line in done.values())
-    out.write_text(f'{{"settings": {json.dumps(settings)},\n "runs": [\n  {runs}\n]}}\n')
+    write_json(out, settings, map(record, done.values()))
 
 
 def short_runs(results: Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ CONTROLS: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"method": "fedavg"}),
     ("greedy", {"method": "greedy"}),
     ("A: best-powered group only", {"method": "greedy", "fleet.offsets": [0, 10**6, 10**6, 10**6]}),
-    ("B: fedavg, server lr 0.3375", {"method": "fedavg", "server.lr": 0.3375}),
+    ("B: fedavg, server lr 0.3375", {"method": "fedavg", "server_optimizer.lr": 0.3375}),
     ("C: greedy-normalized", {"method": "greedy-normalized"}),
     ("D: algorithm1-unscaled", {"method": "algorithm1-unscaled"}),
     ("E: fedavg on 12,500 images, 10 clients", {"method": "fedavg", "fleet.clients": 10, "data.train_limit": 12500}),

@@ -27,13 +27,19 @@ def non_iid():
 
     yield non_iid
     sys.path.remove(str(SCRIPT.parent))
-    del sys.modules["non_iid"], sys.modules["non_iid_tables"]
+    del sys.modules["non_iid"], sys.modules["non_iid_tables"], sys.modules["study_runs"]
 
 
 @pytest.fixture(scope="module")
 def told(non_iid):
     """The module that makes tables and files of what the script found."""
     return non_iid.non_iid_tables
+
+
+@pytest.fixture(scope="module")
+def runs_of(non_iid):
+    """The module that does many runs, whatever the study."""
+    return non_iid.study_runs
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +118,17 @@ def test_pushes_and_jumps_are_those_of_the_rare_classes(non_iid, told):
     assert told.pushes(one) == pytest.approx((0.25 * 0.2, -0.75 * 0.1, -0.75 * 0.3 + 0.25 * 0.4))
 
 
-def test_no_run_is_started_that_would_not_fit(non_iid):
+def test_no_run_is_started_that_would_not_fit(non_iid, runs_of):
     slow, quick = (non_iid.Run("tune", "by-energy 1", m, "sgd", 0.1, 0) for m in ("fedavg", "wait-for-all"))
     known = [line(non_iid, [0.5], method="fedavg", seconds=50.0), line(non_iid, [0.5], method="wait-for-all")]
     done = {one["name"]: one for one in known}
-    assert non_iid.fitting([slow, quick], done, left_s=61.0) == slow
-    assert non_iid.fitting([slow, quick], done, left_s=59.0) == quick
-    assert non_iid.fitting([slow, quick], done, left_s=3.0) is None
+    assert runs_of.fitting([slow, quick], done, left_s=61.0) == slow
+    assert runs_of.fitting([slow, quick], done, left_s=59.0) == quick
+    assert runs_of.fitting([slow, quick], done, left_s=3.0) is None
     unknown = non_iid.Run("tune", "by-energy 1", "algorithm1", "sgd", 0.1, 0)
-    assert non_iid.fitting([unknown], done, left_s=59.0) is None  # taken to be as slow as the slowest
-    assert non_iid.fitting([unknown], {}, left_s=1.0) == unknown
-    assert non_iid.fitting([unknown], {}, left_s=0.0) is None
+    assert runs_of.fitting([unknown], done, left_s=59.0) is None  # taken to be as slow as the slowest
+    assert runs_of.fitting([unknown], {}, left_s=1.0) == unknown
+    assert runs_of.fitting([unknown], {}, left_s=0.0) is None
 
 
 def test_stages_come_in_order_and_finals_once_their_rate_is_known(non_iid):
@@ -209,31 +215,31 @@ def test_a_study_goes_on_where_it_was_and_ends_with_its_tables(non_iid, told, tm
     assert f"{100 * mean:.1f} ± " in text.splitlines()[4]
 
 
-def test_lines_of_another_set_up_do_not_count(non_iid, told, tmp_path):
+def test_lines_of_another_set_up_do_not_count(non_iid, runs_of, told, tmp_path):
     results = tmp_path / "results.jsonl"
     for rounds in (20, 30):
-        non_iid.append(results, line(non_iid, [0.5], settings={"rounds": rounds}))
+        runs_of.append(results, line(non_iid, [0.5], settings={"rounds": rounds}))
     assert [one["settings"] for one in non_iid.read(results, {"rounds": 20}).values()] == [{"rounds": 20}]
     assert [one["settings"] for one in non_iid.read(results).values()] == [{"rounds": 30}]  # those of the last line
     assert non_iid.read(tmp_path / "none.jsonl") == {}
     assert told.tables({}) == "no runs yet"
 
 
-def test_the_tables_are_printed_from_the_results_file_alone(non_iid, tmp_path, monkeypatch, capsys):
+def test_the_tables_are_printed_from_the_results_file_alone(non_iid, runs_of, tmp_path, monkeypatch, capsys):
     results = tmp_path / "results.jsonl"
-    non_iid.append(results, line(non_iid, [0.25], part="final"))
+    runs_of.append(results, line(non_iid, [0.25], part="final"))
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "table", "--results", str(results)])
     non_iid.main()
     assert "| by-energy 1 |  | 25.0 / 0.0 / 0.75 |  |  |" in capsys.readouterr().out
 
 
-def test_the_json_has_every_run_and_the_figure_is_drawn_from_it(non_iid, told, tmp_path, monkeypatch):
+def test_the_json_has_every_run_and_the_figure_is_drawn_from_it(non_iid, runs_of, told, tmp_path, monkeypatch):
     results, short, picture = (tmp_path / name for name in ("results.jsonl", "short.json", "picture.png"))
     finals = [line(non_iid, [0.25], part="final", method=method) for method in non_iid.COMPARED]
     silent = line(non_iid, [0.5], rate=0.3)
     silent["curve"]["train_loss"] = [[None, None]]
     for one in [*finals, silent, line(non_iid, [0.5], rate=0.5, diverged="lost")]:
-        non_iid.append(results, one)
+        runs_of.append(results, one)
     for command, source, out in (("json", results, short), ("figure", short, picture)):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), command, "--results", str(source), "--out", str(out)])
         non_iid.main()
