@@ -2,6 +2,7 @@
 
 from everfed.energy.arrivals import ARRIVALS, Arrivals, Lump, Trickle
 from everfed.energy.battery import Battery, Books, Storage
+from everfed.energy.changing import Changing
 from everfed.energy.fleet import Fleet
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 
@@ -11,6 +12,7 @@ __all__ = [
     "Battery",
     "BernoulliArrivals",
     "Books",
+    "Changing",
     "Fleet",
     "Lump",
     "Markov",

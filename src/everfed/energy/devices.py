@@ -87,11 +87,13 @@ def round_cost_j(
     model_mb: float,
     downloads: bool = True,
     round_s: float = math.inf,
+    sent: float = 1.0,
 ) -> float:
     """Joules that taking part in one round costs, beyond what the device draws asleep.
 
     local_steps steps of training, the update sent up, and the model fetched first if it `downloads`.
     round_s: the length of a round, s; training that does not fit into it is an error.
+    sent: the size of the update on its way up, as a part of the model's.
 
     >>> round_cost_j(device("raspberry-pi-4b"), radio("wifi"), local_steps=5, model_mb=4.3)
     35.82
@@ -106,5 +108,5 @@ def round_cost_j(
             "give longer rounds, fewer steps or a faster device."
         )
     compute = busy_s * max(computer.active_w - computer.sleep_w, 0.0)
-    traffic = model_mb * (link.up_j_per_mb + (link.down_j_per_mb if downloads else 0.0))
+    traffic = model_mb * (sent * link.up_j_per_mb + (link.down_j_per_mb if downloads else 0.0))
     return round(compute + traffic, 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Fleet:
     unit_j: Floats | None = None  # [N] joules of a client's unit; None: energy is counted in units
     labels: tuple[str, ...] = ()  # names of the groups, where clients have groups of their own
     group_of: Ints | None = None  # [N] the group of each client, a number of `labels`
+    message_bits: Ints | None = None  # [N] bits a number of what each client sends, where they chose
 
     @classmethod
     def from_cycles(
@@ -89,7 +91,8 @@ class Fleet:
         storage = self.storage if self.storage is IDEAL else self.storage.part(clients)
         unit_j = None if self.unit_j is None else self.unit_j[clients]
         group_of = None if self.group_of is None else self.group_of[clients]
-        return Fleet(self.arrivals.part(clients), self.capacity[clients], storage, unit_j, self.labels, group_of)
+        bits = None if self.message_bits is None else self.message_bits[clients]
+        return Fleet(self.arrivals.part(clients), self.capacity[clients], storage, unit_j, self.labels, group_of, bits)
 
     @property
     def energy_unit(self) -> str:
@@ -127,6 +130,11 @@ class Fleet:
             groups.append(Group(label, np.flatnonzero(band[which] == b), (low, high)))
         return groups
 
+    @cached_property
+    def peers(self) -> list[Ints]:
+        """Clients with the same cycle and the same start, set by set, each ascending."""
+        return alike(np.stack([self.cycles(), self.offsets()]))
+
     def _named_groups(self) -> list[Group]:
         found = []
         for number, label in enumerate(self.labels):
@@ -140,6 +148,19 @@ class Fleet:
         """Clients whose windows do not fit the horizon: their last window is cut short."""
         left = np.maximum(rounds - self.offsets(), 0)
         return np.flatnonzero(left % self.cycles() != 0)
+
+
+def alike(keys: Ints) -> list[Ints]:
+    """The columns of `keys` in sets of equal ones, each ascending.
+
+    >>> [members.tolist() for members in alike(np.array([[1, 2, 1], [0, 0, 0]]))]
+    [[0, 2], [1]]
+    """
+    if keys.shape[1] == 0:
+        return []
+    order = np.lexsort(keys)  # stable, so that each set ascends
+    changes = np.flatnonzero((np.diff(keys[:, order], axis=1) != 0).any(axis=0)) + 1
+    return np.split(order, changes)
 
 
 def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:

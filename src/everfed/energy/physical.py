@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -95,6 +95,22 @@ class DeviceGroup:
         return per_round(from_day(year, start_day), round_s)
 
 
+class Encoding(Protocol):
+    """How devices write their updates: what energy needs to know of it."""
+
+    def choices(self) -> tuple[int, ...]:
+        """Bits a number among which a device may choose."""
+        ...
+
+    def sent(self, bits: int) -> float:
+        """The size of a message, as a part of the model's."""
+        ...
+
+    def noise(self, bits: int) -> float:
+        """Its variance over the squared length of the update, at most."""
+        ...
+
+
 @dataclass(frozen=True)
 class Assumptions:
     """What a group's cycles follow from, per round and at the battery's terminals, J."""
@@ -106,6 +122,7 @@ class Assumptions:
     standby_j: float
     battery_rounds: float  # rounds of training that a full battery holds
     cycles: tuple[int, int]
+    bits: tuple[int, int] | None  # a number of what they send, where they chose
 
 
 @dataclass(frozen=True)
@@ -131,28 +148,43 @@ class DeviceFleet:
         if not self.groups:
             raise InputError("groups is empty; a fleet needs at least one group of devices.")
 
-    def build(self, local_steps: int = 5) -> Fleet:
-        """The fleet, or an error that names the device whose energy cannot do."""
+    def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
+        """The fleet, or an error that names the device whose energy cannot do.
+
+        encoding: how updates are sent (default: as they are). Where it leaves devices a choice, each
+        takes the bits with the least cycle * (1 + noise), and among equals the most.
+        """
         supplies = [g.supply_j(self.round_s, self.start_day) for g in self.groups]
         rounds = min(len(s) for s in supplies)
         table = np.stack([s[:rounds] for s in supplies])
-        parts = [self._group(g, table[i], local_steps) for i, g in enumerate(self.groups)]
         which = np.repeat(np.arange(len(self.groups)), [g.count for g in self.groups])
-        unit_j, capacity, standby, start = (np.array([p[i] for p in parts])[which] for i in range(4))
         panel = np.array([g.panel_wp for g in self.groups])[which] * self._spread(which)
-        profile = Profile(table, which, panel / unit_j, np.zeros(len(which), np.int64))
         charging = np.array([g.charging for g in self.groups])[which]
         leak = np.array([1.0 - (1.0 - g.leak_per_day) ** (self.round_s / _DAY_S) for g in self.groups])[which]
-        net = table.mean(axis=1)[which] * panel / unit_j * charging - standby
-        self._check_net(net, which, panel, table)
-        cycles = np.clip(np.ceil((1.0 - 1e-12) / net), 1, MAX_CYCLE).astype(np.int64)
+        offered = sorted(encoding.choices(), reverse=True) if encoding else [0]
+        options = []
+        for bits in offered:
+            part = encoding.sent(bits) if encoding else 1.0
+            sized = [self._group(g, local_steps, part) for g in self.groups]
+            unit_j, capacity, standby, start = (np.array([s[i] for s in sized])[which] for i in range(4))
+            net = table.mean(axis=1)[which] * panel / unit_j * charging - standby
+            self._check_net(net, which, panel, table)
+            cycles = np.clip(np.ceil((1.0 - 1e-12) / net), 1, MAX_CYCLE)
+            options.append((unit_j, capacity, standby, start, cycles))
+        worth = np.array([1.0 + encoding.noise(b) for b in offered]) if encoding else np.ones(1)
+        taken = np.argmin(worth[:, None] * np.stack([o[4] for o in options]), axis=0)
+        unit_j, capacity, standby, start, cycles = (
+            np.stack([o[i] for o in options])[taken, np.arange(len(which))] for i in range(5)
+        )
+        profile = Profile(table, which, panel / unit_j, np.zeros(len(which), np.int64))
         storage = Storage(charging, leak, standby, start, self.cost_spread, browns_out=True)
         labels = tuple(g.label for g in self.groups)
-        return Fleet(profile.with_cycles(cycles), capacity, storage, unit_j, labels, which)
+        bits_of = np.array(offered)[taken] if encoding else None
+        return Fleet(profile.with_cycles(cycles.astype(np.int64)), capacity, storage, unit_j, labels, which, bits_of)
 
-    def assumptions(self, local_steps: int = 5) -> list[Assumptions]:
+    def assumptions(self, local_steps: int = 5, encoding: Encoding | None = None) -> list[Assumptions]:
         """One row a group, in the order given."""
-        fleet, found = self.build(local_steps), []
+        fleet, found = self.build(local_steps, encoding), []
         assert fleet.unit_j is not None
         profile, storage = fleet.arrivals, fleet.storage
         assert isinstance(profile, Profile)
@@ -160,21 +192,26 @@ class DeviceFleet:
         for number, g in enumerate(self.groups):
             mine = np.flatnonzero(fleet.group_of == number)
             cycles, first = fleet.cycles()[mine], mine[0]
+            chosen = None if fleet.message_bits is None else fleet.message_bits[mine]
+            bits = None if chosen is None else (int(chosen.min()), int(chosen.max()))
             standby_j = float(np.broadcast_to(storage.standby, len(fleet))[first] * fleet.unit_j[first])
             found.append(
                 Assumptions(
                     g.label, g.count, float(fleet.unit_j[first]), float(means[mine].mean()), standby_j,
-                    float(fleet.capacity[first]), (int(cycles.min()), int(cycles.max())),
+                    float(fleet.capacity[first]), (int(cycles.min()), int(cycles.max())), bits,
                 )
             )  # fmt: skip
         return found
 
-    def _group(self, g: DeviceGroup, supply: Floats, local_steps: int) -> tuple[float, float, float, float]:
-        """(joules of a unit in the battery, units it holds, units drawn asleep a round, units at first)."""
+    def _group(self, g: DeviceGroup, local_steps: int, sent: float) -> tuple[float, float, float, float]:
+        """(joules of a unit in the battery, units it holds, units drawn asleep a round, units at first).
+
+        sent: size of an update on its way up, as a part of the model's.
+        """
         computer = g.computer
         cost_j = devices.round_cost_j(
             computer, devices.radio(g.radio), local_steps=local_steps, model_mb=self.model_mb,
-            downloads=self.downloads, round_s=self.round_s,
+            downloads=self.downloads, round_s=self.round_s, sent=sent,
         )  # fmt: skip
         if cost_j == 0.0 or g.discharging == 0.0:
             raise InputError(f"{g.label}: a round costs nothing, or the battery gives nothing; check its figures.")
