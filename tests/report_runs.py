@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from everfed.energy.battery import Books
+from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.errors import EverfedWarning
 from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.evaluate import Metrics
@@ -55,3 +58,32 @@ def untrained(experiment: Experiment, name: str = "synthetic", state: str = "don
             )  # fmt: skip
             records.append(record)
     return StoredRun(records, {}, Path(name), experiment, state)
+
+
+def scripted(participants: Sequence[Sequence[int]], accuracy: Sequence[float | None], clients: int = 4) -> StoredRun:
+    """A run written by hand: who trains in each round, each for one unit, and the accuracy where there is one."""
+    records, spent = [], 0.0
+    for r, (who, value) in enumerate(zip(participants, accuracy, strict=True)):
+        spent += len(who)
+        metrics = (
+            None if value is None else Metrics(1.0, value, (value,) * 10, (1.0,) * 10, {"E=1": value}, {"E=1": 1.0})
+        )
+        books = Books(harvested=2.0 * spent, spent=spent, wasted=0.5 * spent, stored=0.5 * spent)
+        joined = np.array(who, np.int64)
+        records.append(RoundRecord(r, joined, np.ones(len(who)), 1.0, books, 0.1, 1.0, metrics, 0.01))
+    experiment = Experiment(fleet=CycleFleet(clients, (1,)), rounds=len(records), device="cpu")
+    return StoredRun(records, {}, Path("scripted"), experiment)
+
+
+@functools.cache
+def devices() -> tuple[StoredRun, ...]:
+    """Two groups of solar devices with batteries that leak, draw standby and brown out; a schedule, no training."""
+    groups = tuple(
+        DeviceGroup(name=site, count=3, site=site, device="esp32", radio="lora-sf7", panel_wp=0.01, battery_wh=0.5)
+        for site in ("miami", "sand-point")
+    )
+    fleet = DeviceFleet(groups, round_s=43200.0, cost_spread=0.3)
+    base = Experiment(fleet=fleet, rounds=120, device="cpu")
+    return tuple(
+        untrained(replace(base, seed=seed).with_method(m)) for m in ("algorithm1", "greedy") for seed in (0, 1)
+    )

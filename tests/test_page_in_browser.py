@@ -238,6 +238,60 @@ def test_the_target_changes_energy_and_rounds_to_target(tab, runs):
     assert cell("energy to target") == "never"
 
 
+def columns(tab: Browser, host: str) -> list[str]:
+    return list(tab.run(f"[...document.querySelectorAll('#{host} thead button')].map(b => b.textContent)"))
+
+
+def test_energy_is_drawn_and_told_without_columns_of_zeros(tab, data):
+    assert columns(tab, "energy-table") == [
+        "method", "harvested", "never harvested", "spent", "wasted", "wasted, %",
+    ]  # fmt: skip
+    for i, line in enumerate(data["lines"]):
+        row = f'#energy-table tr[data-line="{i}"]'
+        assert float(text(tab, f'{row} td[data-column="spent"]').split()[0]) == line["final"]["spent"]["mean"]
+    width = (
+        "document.querySelector('#energy-bars [data-line=\"{}\"][data-account=spent]').getBoundingClientRect().width"
+    )
+    widths = [tab.run(width.format(i)) for i in (0, 2)]
+    spent = [data["lines"][i]["final"]["spent"]["mean"] for i in (0, 2)]
+    assert widths[0] / widths[1] == pytest.approx(spent[0] / spent[1], rel=0.01)
+    fedavg = text(tab, '#result-table tr[data-line="2"] td[data-column="fairness"]')
+    assert fedavg == "1.000"
+    wiggle = tab.run(
+        "[...document.querySelectorAll('#result-table th')].find(h => h.textContent === 'wiggle, %').title"
+    )
+    assert "standard deviation of the test accuracy" in wiggle
+    click(tab, '#methods input[data-line="2"]')
+    assert count(tab, '#energy-bars [data-line="2"]') == count(tab, '#energy-table [data-line="2"]') == 0
+
+
+def test_a_fleet_of_devices_speaks_joules(browser, tmp_path):
+    runs = report_runs.devices()
+    data = page_data(runs)
+    browser.size(1200)
+    browser.open(page(runs, tmp_path / "page.html"))
+    browser.settle()
+    assert columns(browser, "energy-table") == [
+        "method", "held at start", "harvested", "spent", "standby", "leaked", "lost", "wasted", "stored", "wasted, %",
+        "brown-outs",
+    ]  # fmt: skip
+    lost = text(browser, '#energy-table tr[data-line="1"] td[data-column="lost"]')
+    assert float(lost.split()[0]) == pytest.approx(data["lines"][1]["final"]["lost"]["mean"], rel=0.005)
+    assert count(browser, "#energy-bars .lost") == 2
+    assert "in kJ" in text(browser, "#energy")
+    assert "miami" in text(browser, "#battery-chart")
+    assert "sand-point" in text(browser, "#settings-body")
+    click(browser, "input[name=against][value=spent]")
+    assert "energy spent, kJ" in text(browser, "#accuracy-chart svg")
+    spent = [next(r for r in run.rounds if r.metrics and r.metrics.accuracy >= data["target"]) for run in runs[2:]]
+    told = text(browser, '#result-table tr[data-line="1"] td[data-column="energy to target"]')
+    assert float(told.split()[0]) == pytest.approx(np.mean([r.energy.spent for r in spent]) / 1000, rel=0.005)
+    for width in (360, 1200):
+        browser.size(width, 780, mobile=width < 500)
+        assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.complaints() == []
+
+
 def test_results_can_be_sorted(tab, data):
     click(tab, "#result-table thead tr th:nth-child(2) button")
     order = tab.run("[...document.querySelectorAll('#result-table tbody tr')].map(r => Number(r.dataset.line))")

@@ -17,13 +17,13 @@ from everfed.errors import InputError
 from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.learning.optim import SGD
-from everfed.learning.server import Normalized
 from everfed.report import figure, page
 from everfed.report.data import page_data
 from everfed.report.lines import curve, lines
 from everfed.report.raster import sample
 from everfed.report.style import styles
 from everfed.scheduling.policies import Bernoulli
+from everfed.server import Normalized
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,8 @@ const weightTable = () => table(
     `${number(Math.max(0, data.weight_edges[b]), 3)} to ${number(data.weight_edges[b + 1], 3)}`,
     ...data.lines.map((line) => String(line.weights.counts[b]))]), "Rounds, all seeds together");
 
+const clientTitle = ({ client, group, cycle }) => `client ${client}, ${group.startsWith("E=") ? "" : `${group}, `}E=${cycle}`;
+
 // One strip a client: the level after the harvest and after the decision of every round.
 function batteryStrips(host, run) {
   const fleet = data.fleets[run.fleet];
@@ -94,7 +96,7 @@ function batteryStrips(host, run) {
     const y = scale([0, high], [frame.bottom, frame.top]);
     const steps = harvested[c].map((v, r) => `V${y(v).toFixed(1)}H${x(r + 0.5).toFixed(2)}V${y(left[c][r]).toFixed(1)}H${x(r + 1).toFixed(2)}`);
     const d = `M${frame.left} ${frame.bottom}${steps.join("")}`;
-    const title = `client ${client.client}, E=${client.cycle}`;
+    const title = clientTitle(client);
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "data-client": client.client,
       "aria-label": `Battery of ${title} over the first ${rounds} rounds`,
       onpointermove: (event) => {
@@ -104,7 +106,7 @@ function batteryStrips(host, run) {
         showTip(event.clientX, event.clientY, `${title}, round ${r}: ${number(harvested[c][r], 3)} after the harvest, ${number(left[c][r], 3)} after deciding`);
       }, onpointerleave: hideTip });
     const grid = draw("g");
-    axes(grid, frame, x, y, last ? ticks(0, rounds, width / 90) : [], ticks(0, high, 1), { x: last ? "round" : "", y: title });
+    axes(grid, frame, x, y, last ? ticks(0, rounds, width / 90) : [], [0, Number(high.toPrecision(3))], { x: last ? "round" : "", y: title });
     svg.append(grid, draw("path", { d: `${d}V${frame.bottom}Z`, style: { fill: colour(run.line) }, class: "level" }),
       draw("path", { d, style: { stroke: colour(run.line) }, class: "stroke thin" }));
     return svg;
@@ -114,5 +116,5 @@ function batteryStrips(host, run) {
 const batteryTable = (run) => {
   const clients = data.fleets[run.fleet].batteries;
   const rows = run.battery.harvested[0].map((_, r) => [String(r), ...clients.map((_, c) => `${number(run.battery.harvested[c][r], 3)} → ${number(run.battery.left[c][r], 3)}`)]);
-  return table(["round", ...clients.map((c) => `client ${c.client}, E=${c.cycle}`)], rows, "Units after the harvest → after the decision");
+  return table(["round", ...clients.map(clientTitle)], rows, "Units after the harvest → after the decision");
 };

@@ -13,9 +13,12 @@ from everfed.arrays import Floats
 from everfed.config import to_dict
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
-from everfed.report.lines import Curve, Line, by_group, curve, differing_keys, evaluations, flatten, lines, show, spread
+from everfed.report.lines import Curve, Line, by_group, curve, evaluations, flatten, fleet_key, lines, spread
+from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
+from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
 from everfed.store.run import StoredRun
 
@@ -23,7 +26,6 @@ _MOST_BINS = 36
 _WIDTHS = (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 2, 1)  # of a bin; 1 is a whole number of them
 _MOST_POINTS = 2000  # of a curve: more than a screen has columns
 _BATTERIES = 8
-_TARGET = 0.9  # of the best method's final accuracy
 
 
 def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, Any]:
@@ -35,23 +37,27 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
     order = [(run, i) for i, line in enumerate(drawn) for run in line.runs]
     fleets = _Fleets()
     edges = _edges(begun)
-    shown = [_run(run, i, fleets) for run, i in order]
-    bodies = [_line(line, edges) for line in drawn]
+    unit, books = Unit.of(begun), accounts(begun)
+    bodies = [_line(line, edges, unit, [fleets.size(run.experiment) for run in line.runs]) for line in drawn]
     for body, verdict in zip(bodies, verdicts(drawn), strict=True):
         body["verdict"] = verdict
-    best = max((a for b in bodies if (a := _mean(b, "accuracy")) is not None), default=None)
     return {
         "title": title or _title(begun),
         "headline": _headline(bodies),
         "summary": _summary(runs, drawn),
         "lines": bodies,
-        "runs": shown,
+        "runs": [_run(run, i, fleets, unit) for run, i in order],
         "fleets": fleets.shown,
-        "energy_unit": begun[0].experiment.fleet.energy_unit,
+        "energy": {
+            "unit": unit.name,
+            "words": unit.words,
+            "accounts": [{"key": a.key, "name": a.name, "hint": a.hint, "in": a.comes_in} for a in books],
+        },
         "weight_edges": [short(e) for e in edges.tolist()],
-        "target": None if best is None else round(_TARGET * best, 3),
-        "settings": _settings(begun, drawn),
-        "environments": _environments(begun),
+        "target": goal(_mean(body, "accuracy") for body in bodies),
+        "wiggle_rounds": WIGGLE_ROUNDS,
+        "settings": settings(begun, drawn),
+        "environments": environments(begun),
     }
 
 
@@ -64,7 +70,7 @@ def _shorts(values: Iterable[float]) -> list[float | None]:
     return [short(float(v)) for v in values]
 
 
-def _line(line: Line, edges: Floats) -> dict[str, Any]:
+def _line(line: Line, edges: Floats, unit: Unit, sizes: Sequence[int]) -> dict[str, Any]:
     weights = np.array([record.round_weight for run in line.runs for record in run.rounds])
     return {
         "label": line.label,
@@ -76,8 +82,8 @@ def _line(line: Line, edges: Floats) -> dict[str, Any]:
             "dash": list(line.style.dash),
         },
         "seeds": [run.experiment.seed for run in line.runs],
-        "accuracy": _curve(curve(line.runs, lambda m: m.accuracy)),
-        "loss": _curve(curve(line.runs, lambda m: m.loss)),
+        "accuracy": _curve(curve(line.runs, lambda m: m.accuracy), unit),
+        "loss": _curve(curve(line.runs, lambda m: m.loss), unit),
         "groups": {label: _moments(values) for label, values in by_group(line.runs).items()},
         "classes": _classes(line),
         "weights": {
@@ -86,17 +92,17 @@ def _line(line: Line, edges: Floats) -> dict[str, Any]:
             "rounds": len(weights),
             "counts": np.histogram(np.clip(weights, edges[0], edges[-1]), edges)[0].tolist(),
         },
-        "final": _final(line.runs),
+        "final": _final(line.runs, unit, sizes),
     }
 
 
-def _curve(points: Curve | None) -> dict[str, Any] | None:
+def _curve(points: Curve | None, unit: Unit) -> dict[str, Any] | None:
     if points is None:
         return None
     keep = _thin(len(points.rounds))
     return {
         "rounds": points.rounds[keep].tolist(),
-        "spent": _shorts(points.spent[keep]),
+        "spent": _shorts(points.spent[keep] * unit.factor),
         "mean": _shorts(points.mean[keep]),
         "sd": _shorts(points.sd[keep]),
     }
@@ -124,7 +130,7 @@ def _classes(line: Line) -> list[float | None] | None:
     return _shorts(np.array(finals).mean(axis=0)) if finals else None
 
 
-def _final(runs: Sequence[StoredRun]) -> dict[str, Any]:
+def _final(runs: Sequence[StoredRun], unit: Unit, sizes: Sequence[int]) -> dict[str, Any]:
     def metric(value: Callable[[Metrics], float | None]) -> dict[str, Any] | None:
         return _moments([v for run in runs if run.final and (v := value(run.final)) is not None])
 
@@ -132,12 +138,12 @@ def _final(runs: Sequence[StoredRun]) -> dict[str, Any]:
         "accuracy": metric(lambda m: m.accuracy),
         "worst_group": metric(lambda m: m.worst_group_accuracy),
         "loss": metric(lambda m: m.loss),
+        "wiggle": _moments([w for run in runs if (w := wiggle(run)) is not None]),
         "participations": _moments([run.participations for run in runs]),
-        # To six places and ten digits: sums leave a few ulps where there is nothing.
-        **{
-            key: _moments([float(f"{round(getattr(run.energy, key), 6):.10g}") for run in runs])
-            for key in ("harvested", "spent", "wasted", "shortfall")
-        },
+        "fairness": _moments([fairness(run, n) for run, n in zip(runs, sizes, strict=True)]),
+        "wasted_part": _moments([p for run in runs if (p := wasted_part(run)) is not None]),
+        "brownouts": _moments([run.energy.brownouts for run in runs]),
+        **{a.key: _moments([amount(run, a.key, unit) for run in runs]) for a in ACCOUNTS},
     }
 
 
@@ -158,9 +164,13 @@ class _Fleets:
         self.place: dict[Any, int] = {}
         self.built: list[Fleet] = []
 
-    def add(self, spec: Any) -> int:
+    def size(self, experiment: Experiment) -> int:
+        return len(self.built[self.add(experiment)])
+
+    def add(self, experiment: Experiment) -> int:
+        spec = fleet_key(experiment)
         if spec not in self.place:
-            fleet = spec.build()
+            fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
             groups = fleet.groups()
             step = max(1, math.ceil(len(groups) / _BATTERIES))
@@ -178,6 +188,7 @@ class _Fleets:
                     "batteries": [
                         {
                             "client": int(g.clients[0]),
+                            "group": g.label,
                             "cycle": int(fleet.cycles()[g.clients[0]]),
                             "capacity": short(float(fleet.capacity[g.clients[0]])),
                         }
@@ -188,8 +199,8 @@ class _Fleets:
         return self.place[spec]
 
 
-def _run(run: StoredRun, line: int, fleets: _Fleets) -> dict[str, Any]:
-    place = fleets.add(run.experiment.fleet)
+def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit) -> dict[str, Any]:
+    place = fleets.add(run.experiment)
     points = evaluations(run)
     keep = _thin(len(points))
     chosen = [b["client"] for b in fleets.shown[place]["batteries"]]
@@ -201,7 +212,7 @@ def _run(run: StoredRun, line: int, fleets: _Fleets) -> dict[str, Any]:
         "done": len(run.rounds),
         "fleet": place,
         "rounds": [points[i][0].round + 1 for i in keep],
-        "spent": _shorts(points[i][0].energy.spent for i in keep),
+        "spent": _shorts(points[i][0].energy.spent * unit.factor for i in keep),
         "accuracy": [None if (a := points[i][1].accuracy) is None else short(a) for i in keep],
         "raster": raster(run, np.array(fleets.shown[place]["ids"])),
         "battery": batteries(run, fleets.built[place], chosen),
@@ -262,38 +273,3 @@ def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}{'s' if n != 1 else ''}"
-
-
-def _settings(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> dict[str, Any]:
-    """Keys that differ, line by line, and the rest, which all runs share."""
-    differ = differing_keys(runs)
-    of_method = [k for k in differ if k.split(".")[0] in ("policy", "server")]
-    keys = [k for k in differ if k not in of_method and k != "seed"]
-    rows = []
-    for line in drawn:
-        values = [flatten(to_dict(run.experiment)) for run in line.runs]
-        cells = [" / ".join(dict.fromkeys(show(v[key]) if key in v else "–" for v in values)) for key in keys]
-        seeds = ", ".join(str(run.experiment.seed) for run in line.runs)
-        rows.append([line.experiment.title, seeds, *cells])
-    first = flatten(to_dict(runs[0].experiment))
-    shared = [[key, show(value)] for key, value in first.items() if key not in differ]
-    return {"columns": ["method", "seeds", *keys], "rows": rows, "shared": shared}
-
-
-def _environments(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
-    """Each distinct environment once, with the runs that ran in it."""
-    found: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
-    for run in runs:
-        values = {key: _said(value) for key, value in flatten(run.environment).items() if key != "started"}
-        found.setdefault(tuple(values.items()), []).append(run)
-    out = []
-    for pairs, members in found.items():
-        started = sorted({show(run.environment["started"]) for run in members if "started" in run.environment})
-        when = [["started", " to ".join(dict.fromkeys([started[0], started[-1]]))]] if started else []
-        out.append({"runs": [run.name for run in members], "values": when + [list(pair) for pair in pairs]})
-    return [one for one in out if one["values"]]
-
-
-def _said(value: Any) -> str:
-    # How a model's parts are trained is told in phrases that have commas of their own.
-    return "; ".join(map(show, value)) if isinstance(value, list) else show(value)

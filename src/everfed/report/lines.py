@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from everfed.store.run import StoredRun
 
 # They change how often one looks and where it runs, not what is run.
 _NOT_A_DIFFERENCE = ("seed", "eval_every", "device")
+_MOST_LISTED = 60  # values of a list that are written out
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class Line:
     @property
     def experiment(self) -> Experiment:
         return self.runs[0].experiment
+
+
+FleetKey = tuple[Any, ...]
+
+
+def fleet_key(experiment: Experiment) -> FleetKey:
+    """All that `make_fleet` depends on: equal keys, equal fleets, so that each is built once."""
+    return experiment.fleet, experiment.local_steps, experiment.compression
 
 
 @dataclass(frozen=True)
@@ -97,8 +107,26 @@ def show(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return ", ".join(show(part) for part in value) or "none"
+        if is_tables(value):
+            # Too long to write out; the mark tells two of them apart.
+            return f"{len(value)} {'entry' if len(value) == 1 else 'entries'} #{_mark(value)}"
+        parts = [show(part) for part in value[:_MOST_LISTED]]
+        if len(value) > _MOST_LISTED:
+            return f"{', '.join(parts[:3])}, ..., {show(value[-1])} ({len(value):,} values #{_mark(value)})"
+        return ", ".join(parts) or "none"
+    if isinstance(value, Mapping):  # an entry of a list: clip(norm=1)
+        options = ", ".join(f"{key}={show(part)}" for key, part in value.items() if key != "kind")
+        return f"{value.get('kind', '')}({options})" if options else str(value.get("kind", ""))
     return str(value)
+
+
+def _mark(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:4]
+
+
+def is_tables(value: Any) -> bool:
+    """Whether a setting is a list of tables such as a fleet's groups, which are no short words of a kind."""
+    return isinstance(value, list | tuple) and any(isinstance(part, Mapping) and "kind" not in part for part in value)
 
 
 def evaluations(run: StoredRun) -> list[tuple[RoundRecord, Metrics]]:

@@ -26,7 +26,7 @@ function curves() {
       .filter(({ line, points }) => visible[line] && points)
       .map(({ line, points }) => ({ line, x: points[x], mean: points.mean.map((v) => v === null ? null : factor * v), sd: points.sd.map((v) => v === null ? 0 : factor * v) }));
   };
-  const xTitle = () => (choice("against") === "rounds" ? "rounds" : `energy spent, ${data.energy_unit}`);
+  const xTitle = () => (choice("against") === "rounds" ? "rounds" : `energy spent, ${data.energy.unit}`);
   const charts = [];
   // Both charts show the same x, so they zoom as one.
   const together = (domain) => charts.filter((c) => c.zoom !== domain).forEach((c) => { c.zoom = domain; c.render(); });
@@ -93,6 +93,7 @@ function onResize(host, render) {
 function groups() {
   const known = data.lines.some((line) => Object.keys(line.groups).length);
   byId("groups").hidden = !known;
+  byId("cycle-note").hidden = !data.lines.some((line) => Object.keys(line.groups).some((label) => label.startsWith("E=")));
   byId("classes").hidden = !data.lines.some((line) => line.classes);
   const bars = () => groupBars(byId("group-chart"));
   if (known) {
@@ -109,7 +110,8 @@ function results() {
   const input = byId("target");
   if (data.target === null) byId("target-box").remove();
   else input.value = (100 * data.target).toFixed(1);
-  const table = new Results(byId("result-table"), data.target === null ? null : input);
+  const table = new SortedTable(byId("result-table"), () => resultColumns(data.target === null ? null : input));
+  input.addEventListener("input", () => table.render());
   redraw.push(() => table.render());
   table.render();
 }
@@ -132,11 +134,13 @@ function theme(recolour) {
   addEventListener("afterprint", () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; recolour(); });
 }
 
-if (data.energy_unit !== "units") document.querySelectorAll(".energy-unit").forEach((place) => { place.textContent = data.energy_unit; });
+document.querySelectorAll(".energy-unit").forEach((place) => { place.textContent = data.energy.words; });
+byId("wiggle-rounds").textContent = data.wiggle_rounds;
 toggles();
 curves();
 groups();
 results();
+energy();
 const recolour = oneRun();
 weights();
 settings(byId("settings-body"));

@@ -20,11 +20,10 @@ _MOST_SCALES = 255  # a pixel is a byte, and 0 is "did not train"
 
 
 def sample(fleet: Fleet, at_most: int) -> Ints:
-    """Clients by rising cycle; of a larger fleet evenly many from within each energy group."""
-    cycles, n = fleet.cycles(), len(fleet)
+    """Clients group by group, each by rising cycle; of a larger fleet evenly many from within each energy group."""
+    cycles, groups, n = fleet.cycles(), fleet.groups(), len(fleet)
     chosen = np.arange(n)
     if n > at_most:
-        groups = fleet.groups()
         sizes = np.array([len(g.clients) for g in groups])
         # In proportion to the groups' sizes, but nobody's group vanishes.
         counts = np.maximum(1, np.floor(sizes * at_most / n)).astype(np.int64)
@@ -33,7 +32,10 @@ def sample(fleet: Fleet, at_most: int) -> Ints:
             for g, count in zip(groups, counts, strict=True)
         ]
         chosen = np.unique(np.concatenate(picks))
-    return chosen[np.argsort(cycles[chosen], kind="stable")]
+    place = np.zeros(n, np.int64)
+    for number, g in enumerate(groups):
+        place[g.clients] = number
+    return chosen[np.lexsort((cycles[chosen], place[chosen]))]
 
 
 def raster(run: StoredRun, clients: Ints) -> dict[str, Any]:

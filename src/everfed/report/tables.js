@@ -1,9 +1,23 @@
 // The result table with its target, the heat table of classes, settings, verdicts, environment.
 
-const spreadText = (value, digits) => {
+// Mean ± sd over seeds, or the mean alone where the sd is too small to be seen beside it.
+function spreadText(value, show) {
   if (!value || value.mean === null) return "–";
-  const show = digits === "%" ? (v) => percent(v) : (v) => (Math.abs(value.mean) < 10 && digits < 5 ? v.toFixed(digits) : number(v, 5));
-  return value.runs > 1 && value.sd > 0 ? `${show(value.mean)} ± ${digits === 5 ? number(value.sd, 2) : show(value.sd)}` : show(value.mean);
+  const sd = value.runs > 1 ? show(value.sd, value.mean) : "0";
+  return Number(sd.replaceAll(",", "")) > 0 ? `${show(value.mean, value.sd)} ± ${sd}` : show(value.mean);
+}
+
+// Three digits, from a hundred on four; `beside` has a value to the same places.
+function amountText(value, beside = 0) {
+  const whole = Number.isInteger(value) && Number.isInteger(beside);
+  const size = Math.max(Math.abs(value), Math.abs(beside));
+  const places = whole || size === 0 ? 0 : Math.max(0, (size >= 100 ? 3 : 2) - Math.floor(Math.log10(size)));
+  return value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
+}
+
+const final = (name, show) => (i) => {
+  const value = data.lines[i].final[name];
+  return { sort: value?.mean ?? -Infinity, text: spreadText(value, show) };
 };
 
 // First evaluation at or above the target, run by run: [{rounds, spent} or null].
@@ -22,26 +36,30 @@ function toTarget(line, target, what) {
   const mean = values.reduce((a, b) => a + b, 0) / values.length;
   const sd = values.length > 1 ? Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / (values.length - 1)) : 0;
   const some = values.length < all.length ? ` (${values.length} of ${all.length} seeds)` : "";
-  return { sort: mean, text: `${number(mean, 3)}${sd > 0 ? ` ± ${number(sd, 2)}` : ""}${some}` };
+  return { sort: mean, text: spreadText({ mean, sd, runs: values.length }, amountText) + some };
 }
 
-class Results {
-  constructor(host, input) {
-    Object.assign(this, { host, input, by: null, down: true });
-    if (input) input.addEventListener("input", () => this.render());
-  }
+function resultColumns(input) {
+  const target = input ? Number(input.value) / 100 : null;
+  const known = data.lines.some((line) => line.final.accuracy);
+  const inPercent = (v) => percent(v);
+  const fixed = (v) => (Math.abs(v) < 10 ? v.toFixed(3) : number(v, 5));
+  const out = [["method", (i) => ({ sort: data.lines[i].label, text: data.lines[i].label })]];
+  if (known) out.push(["accuracy, %", final("accuracy", inPercent), "of the test set, by the last model"],
+    ["worst group, %", final("worst_group", inPercent), "accuracy for the energy group that the model serves worst"]);
+  if (data.lines.some((line) => line.final.wiggle)) out.push(["wiggle, %", final("wiggle", (v) => percent(v, 2)),
+    `standard deviation of the test accuracy over the evaluations in the last ${data.wiggle_rounds} rounds of a run, or in its last quarter if that is shorter`]);
+  out.push(["loss", final("loss", fixed)], ["participations", final("participations", amountText), "rounds of training, all clients together"],
+    ["fairness", final("fairness", (v) => v.toFixed(3)), "Jain's index of how often each client trained: 1 if all alike, 1/N if one of N alone"]);
+  if (known) out.push(["energy to target", (i) => toTarget(i, target, "spent"), `energy spent until the target was first reached, ${data.energy.unit}`],
+    ["rounds to target", (i) => toTarget(i, target, "rounds")]);
+  return out;
+}
 
-  columns() {
-    const final = (name, digits) => (i) => ({ sort: data.lines[i].final[name]?.mean ?? -Infinity, text: spreadText(data.lines[i].final[name], digits) });
-    const target = this.input ? Number(this.input.value) / 100 : null;
-    const known = data.lines.some((line) => line.final.accuracy);
-    const out = [["method", (i) => ({ sort: data.lines[i].label, text: data.lines[i].label })]];
-    if (known) out.push(["accuracy, %", final("accuracy", "%")], ["worst group, %", final("worst_group", "%")]);
-    out.push(["loss", final("loss", 3)], ["participations", final("participations", 5)], ["harvested", final("harvested", 5)],
-      ["spent", final("spent", 5)], ["wasted", final("wasted", 5)]);
-    if (data.lines.some((line) => line.final.shortfall.mean > 0.0001)) out.push(["never harvested", final("shortfall", 5)]);
-    if (known) out.push(["energy to target", (i) => toTarget(i, target, "spent")], ["rounds to target", (i) => toTarget(i, target, "rounds")]);
-    return out;
+// columns(): [[name, cell(line), hint]] as they are now.
+class SortedTable {
+  constructor(host, columns) {
+    Object.assign(this, { host, columns, by: null, down: true });
   }
 
   render() {
@@ -51,7 +69,7 @@ class Results {
       const order = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a === b ? 0 : a < b ? -1 : 1);
       rows.sort((a, b) => (this.down ? -1 : 1) * order(a.cells[this.by].sort, b.cells[this.by].sort));
     }
-    const head = columns.map(([name], c) => {
+    const head = columns.map(([name, , hint], c) => {
       const sorted = this.by === c ? (this.down ? "descending" : "ascending") : null;
       const press = () => {
         this.down = this.by === c ? !this.down : c > 0;
@@ -59,7 +77,7 @@ class Results {
         this.render();
         this.host.querySelectorAll("thead button")[c].focus();
       };
-      return make("th", { scope: "col", "aria-sort": sorted }, make("button", { type: "button", onclick: press }, name));
+      return make("th", { scope: "col", "aria-sort": sorted, title: hint }, make("button", { type: "button", onclick: press }, name));
     });
     this.host.replaceChildren(make("table", { class: "results" }, make("thead", {}, make("tr", {}, ...head)),
       make("tbody", {}, ...rows.map(({ i, cells }) => make("tr", { "data-line": i },
@@ -91,8 +109,10 @@ function verdictList(host) {
 }
 
 function settings(host) {
-  const { columns, rows, shared } = data.settings;
+  const { columns, rows, shared, tables } = data.settings;
   host.append(make("div", { class: "scroll" }, table(columns, rows, "What differs")),
+    ...tables.map((one) => make("details", { open: one.rows.length <= 12 }, make("summary", {}, one.name), make("div", { class: "scroll" }, table(one.columns, one.rows)),
+      ...(one.shared.length ? [make("p", { class: "muted" }, "Alike in all of them:"), pairs(one.shared)] : []))),
     make("details", { open: shared.length <= 40 }, make("summary", {}, `${plural(shared.length, "setting")} that all runs share`), pairs(shared)));
 }
 

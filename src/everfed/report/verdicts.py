@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from everfed.errors import EverfedWarning
-from everfed.report.lines import Line
+from everfed.report.lines import Line, fleet_key
 from everfed.report.raster import sample
 from everfed.scheduling.audit import audit
 
@@ -21,7 +21,7 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
     for line in lines:
         experiment = line.experiment
         rounds = min(experiment.rounds, _MOST_ROUNDS)
-        key = (experiment.fleet, experiment.policy, rounds)
+        key = (fleet_key(experiment), experiment.policy, rounds)
         if key not in known:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)

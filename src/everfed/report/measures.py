@@ -1,0 +1,155 @@
+"""Numbers beside the accuracy: where the energy went, who took part, and how steady the model ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from everfed.report.lines import FleetKey, evaluations, fleet_key
+from everfed.simulate import RoundRecord
+from everfed.store.run import StoredRun
+from everfed.sweep import Spread
+
+WIGGLE_ROUNDS = 200  # the end of a run; of a short one its last quarter
+_TARGET = 0.9  # of the best method's final accuracy
+_PREFIXES = ((1e10, 1e-9, "GJ"), (1e7, 1e-6, "MJ"), (1e4, 1e-3, "kJ"))
+_NOTHING = 1e-6  # of the largest amount: what sums leave over
+
+
+@dataclass(frozen=True)
+class Account:
+    """One column of the energy books, in words."""
+
+    key: str  # of Books
+    name: str
+    hint: str
+    comes_in: bool = False
+    always: bool = False  # shown though it is zero everywhere
+
+
+# Those that come in, then those that go out: both sides have the same sum.
+ACCOUNTS = (
+    Account("initial", "held at start", "in the batteries before the first round", comes_in=True),
+    Account("harvested", "harvested", "what the surroundings gave", comes_in=True, always=True),
+    Account("shortfall", "never harvested", "spent though it was not there", comes_in=True),
+    Account("spent", "spent", "on rounds of training that were finished", always=True),
+    Account("standby", "standby", "drawn between rounds, asleep or idle"),
+    Account("leaked", "leaked", "self-discharge of the batteries, and what charging loses"),
+    Account("lost", "lost", "went into rounds that a battery did not last through"),
+    Account("wasted", "wasted", "came when the battery was full and overflowed", always=True),
+    Account("stored", "stored", "in the batteries after the last round"),
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What energy is told in: `factor` turns the books' amounts into it."""
+
+    name: str
+    words: str
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, runs: Sequence[StoredRun]) -> Unit:
+        """One unit for all runs, so large that the largest amount has few digits."""
+        units = {run.experiment.fleet.energy_unit for run in runs}
+        if units == {"J"}:
+            highest = max(max(run.energy.harvested, run.energy.spent) for run in runs)
+            for least, factor, name in _PREFIXES:
+                if highest >= least:
+                    return cls(name, name, factor)
+            return cls("J", "J")
+        if len(units) > 1:
+            return cls("units or J", "units of one training round (fleets of cycles) or J (fleets of devices)")
+        return cls("units", "units of one training round")
+
+
+def amount(run: StoredRun, key: str, unit: Unit) -> float:
+    """One account of a run. To six places and ten digits: sums leave a few ulps where there is nothing."""
+    return float(f"{round(getattr(run.energy, key), 6):.10g}") * unit.factor
+
+
+def accounts(runs: Sequence[StoredRun]) -> list[Account]:
+    """The accounts worth a column: an ideal battery has no leakage, and nobody needs a column of zeros."""
+    highest = max((getattr(run.energy, a.key) for a in ACCOUNTS for run in runs), default=0.0)
+    return [
+        a for a in ACCOUNTS if a.always or any(getattr(run.energy, a.key) > _NOTHING * highest for run in runs)
+    ]  # fmt: skip
+
+
+def wasted_part(run: StoredRun) -> float | None:
+    """The part of the harvest that found the battery full."""
+    return run.energy.wasted / run.energy.harvested if run.energy.harvested > 0 else None
+
+
+def fairness(run: StoredRun, clients: int) -> float:
+    """Jain's index of how often each client took part: 1 if all alike, 1/N if one alone, and 1 if nobody did."""
+    joined = np.concatenate([record.participants for record in run.rounds])
+    counts = np.bincount(joined, minlength=clients).astype(np.float64)
+    squares = clients * float((counts**2).sum())
+    return float(counts.sum()) ** 2 / squares if squares else 1.0
+
+
+def wiggle(run: StoredRun) -> float | None:
+    """Sd of the test accuracy over the evaluations at the run's end; None where there are fewer than two.
+
+    The end is the last WIGGLE_ROUNDS rounds, or the last quarter of a run where that is shorter.
+    """
+    done = len(run.rounds)
+    since = done - min(WIGGLE_ROUNDS, done // 4)
+    values = [m.accuracy for r, m in evaluations(run) if r.round >= since and m.accuracy is not None]
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def goal(accuracies: Iterable[float | None]) -> float | None:
+    """The accuracy to reach: a part of the best method's, in tenths of a percent."""
+    known = [a for a in accuracies if a is not None and math.isfinite(a)]
+    return round(_TARGET * max(known), 3) if known else None
+
+
+def reached(run: StoredRun, target: float) -> RoundRecord | None:
+    """The first evaluated round that is as accurate as this."""
+    there = (r for r, m in evaluations(run) if m.accuracy is not None and m.accuracy >= target - 1e-12)
+    return next(there, None)
+
+
+def with_measures(
+    summary: Mapping[str, dict[str, Any]], labelled: Sequence[tuple[str, StoredRun]]
+) -> dict[str, dict[str, Any]]:
+    """A sweep's summary with these numbers in it, label by label.
+
+    `to_target` tells what it takes to reach the target the first time: energy and rounds over the
+    seeds that got there (None if none did), and how many did.
+    """
+    target = goal(row["accuracy"]["mean"] for row in summary.values())
+    sizes: dict[FleetKey, int] = {}
+    out = {}
+    for label, row in summary.items():
+        runs = [run for name, run in labelled if name == label and run.state == "done"]
+        for run in runs:
+            key = fleet_key(run.experiment)
+            sizes[key] = sizes.get(key) or len(run.experiment.make_fleet())
+        first = [r for run in runs if target is not None and (r := reached(run, target))]
+        ended = [w for run in runs if (w := wiggle(run)) is not None]
+        parts = [p for run in runs if (p := wasted_part(run)) is not None]
+        out[label] = {
+            **row,
+            "fairness": _spread([fairness(run, sizes[fleet_key(run.experiment)]) for run in runs]),
+            "wiggle": _spread(ended),
+            "wasted_part": _spread(parts),
+            "to_target": {
+                "accuracy": target,
+                "energy": _spread([record.energy.spent for record in first]),
+                "rounds": _spread([record.round + 1 for record in first]),
+                "reached": len(first),
+            },
+        }
+    return out
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    return Spread.of(values).to_dict() if values else None
