@@ -14,14 +14,16 @@ from everfed.data.partition import ByEnergy
 from everfed.energy import Fleet
 from everfed.errors import InputError
 from everfed.experiment import TABLES, CycleFleet, Experiment
-from everfed.learning import SGD, Adam, Cosine, InverseTime
+from everfed.learning import SGD, Adam, Clip, Cosine, InverseTime, Proximal
 from everfed.methods import METHODS
 from everfed.scheduling import POLICIES, Greedy
+from everfed.server import ServerAdam, ServerSGD, ServerYogi, Varp
 
 
 def experiments():
     yield Experiment()
     yield Experiment(client=Adam(0.01, schedule=InverseTime(7.5)), fleet=CycleFleet(3, (1, 2), (0, 4)))
+    yield Experiment(server_optimizer=ServerYogi(0.03), gradients=(Clip(0.5), Proximal(), Clip()))
     for name in METHODS:
         yield Experiment().with_method(name)
 
@@ -69,6 +71,19 @@ def test_a_new_kind_drops_the_options_of_the_old_one():
     assert changed("client=adam").client == Adam()
 
 
+def test_the_servers_optimiser_and_changes_to_gradients_are_parts_like_others():
+    assert changed("server_optimizer=adam", "server_optimizer.lr=0.01").server_optimizer == ServerAdam(0.01)
+    assert changed("server_optimizer.lr=0.5").server_optimizer == ServerSGD(0.5)
+    assert changed("server=ht-varp", "server.memory=0.3").server == Varp(0.3)
+    assert changed('gradients=[{kind="clip", norm=2.0}, "proximal"]').gradients == (Clip(2.0), Proximal())
+    experiment = config.from_dict(config.parse('[[gradients]]\nkind = "proximal"\nmu = 0.1\n'))
+    assert experiment == Experiment(gradients=(Proximal(0.1),))
+    jsonschema.validate(config.to_dict(experiment), config.schema())
+    for wrong in ([{"kind": "clip", "mu": 1.0}], ["clipp"], "clip"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"gradients": wrong}, config.schema())
+
+
 def test_method_stands_for_policy_and_server_rule():
     assert changed("method=greedy-normalized").method == "greedy-normalized"
     assert changed("policy=greedy").method == "greedy"
@@ -99,6 +114,12 @@ def test_method_stands_for_policy_and_server_rule():
         (["model=resnet"], "unknown model kind 'resnet'"),
         (["model=7"], "a name or a table with a kind"),
         (["fleet.cycles=5"], "must be a list"),
+        (["gradients=clip"], "must be a list"),
+        (['gradients=["clipp"]'], "Did you mean 'clip'?"),
+        (['gradients=[{kind="clip", norm=-1}]'], "gradients[0]: norm is -1.0"),
+        (['gradients=["clip", {kind="proximal", nu=1}]'], "unknown key 'gradients[1].nu'"),
+        (["server_optimizer.beta=0.5"], "unknown key 'server_optimizer.beta'"),
+        (["server.lr=0.5"], "'server' takes no options"),
         (['fleet.cycles=["a"]'], "fleet.cycles[0]"),
         (["trainer=bached"], "Did you mean 'batched'?"),
         (["device=tpu"], "unknown device 'tpu'"),

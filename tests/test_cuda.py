@@ -15,6 +15,7 @@ import everfed as ef
 from everfed.data.augment import CropFlip
 from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.batched import Batched
+from everfed.learning.compress import Qsgd
 from everfed.store import open_run, stored_rounds
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -56,6 +57,32 @@ def test_float32_on_the_gpu_equals_the_cpu(trainer, method):
     assert cpu.final.accuracy == pytest.approx(gpu.final.accuracy, abs=0.01)
 
 
+SERVERS = {
+    **{name: {"method": name} for name in ("lattice", "ht-varp", "mifa", "fedau", "scaffold")},
+    "mifa on disk": {"method": ef.Method(ef.UniformWindow(scaled=False), ef.Mifa(place="disk"), "MIFA")},
+    "momentum": {"server_optimizer": ef.ServerMomentum()},
+    "adam": {"server_optimizer": ef.ServerAdam()},
+    "proximal and clip": {"gradients": (ef.Proximal(0.1), ef.Clip(0.5))},
+    "quantised": {"compression": Qsgd(bits=8)},
+}
+
+
+@pytest.mark.parametrize("trainer", ["auto", "batched"])
+@pytest.mark.parametrize("settings", SERVERS.values(), ids=list(SERVERS))
+def test_every_server_and_client_rule_gives_on_the_gpu_what_it_gives_on_the_cpu(settings, trainer):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    data = ef.load("digits").partition(4)
+    common = {"rounds": 8, "client_optimizer": ef.SGD(0.1), "eval_every": 8, **settings}
+    cpu, gpu = (
+        ef.simulate(model, data, FLEET, device=device, trainer=how, **common)
+        for device, how in (("cpu", "batched"), ("cuda", trainer))
+    )
+    for name, value in cpu.params.items():
+        torch.testing.assert_close(value, gpu.params[name], rtol=1e-3, atol=1e-4)
+    for a, b in zip(cpu.rounds, gpu.rounds, strict=True):
+        assert a.round_weight == pytest.approx(b.round_weight)
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_lower_precision_stays_close_with_float32_masters(precision):
     data = cropped_digits()
@@ -69,7 +96,7 @@ def test_lower_precision_stays_close_with_float32_masters(precision):
 
 def test_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch):
     data = cropped_digits()
-    whole = ef.simulate(made, data, FLEET, "fedavg", device="cuda", **SETTINGS)
+    whole = ef.simulate(made, data, FLEET, "fedavg", device="cuda", trainer="batched", **SETTINGS)
     train_chunk = Batched._train_chunk
 
     def tight(self, params, clients, round):
@@ -79,7 +106,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch):
 
     monkeypatch.setattr(Batched, "_train_chunk", tight)
     with pytest.warns(ef.EverfedWarning, match="out of device memory with 4 clients at once; going on with 2"):
-        halved = ef.simulate(made, data, FLEET, "fedavg", device="cuda", **SETTINGS)
+        halved = ef.simulate(made, data, FLEET, "fedavg", device="cuda", trainer="batched", **SETTINGS)
     for name, value in whole.params.items():
         torch.testing.assert_close(value, halved.params[name], rtol=1e-4, atol=1e-5)
 

@@ -292,7 +292,8 @@ def test_a_whole_run_with_kernels_equals_the_batched_one():
 
 def compiled_for(capability, shared_memory, precision, tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]  # the package may not be installed
+    env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
     script = Path(__file__).with_name("compile_kernels.py")
     command = [sys.executable, str(script), str(capability), str(shared_memory), precision]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

@@ -15,7 +15,8 @@ from torch.func import vmap
 import everfed as ef
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.layout import Layout
-from everfed.learning.local import ClientStates, DeviceData, Task
+from everfed.learning.local import DeviceData, Task
+from everfed.learning.rows import ClientRows
 
 CPU = torch.device("cpu")
 TRAINERS = ["batched", "one-by-one"]  # the kernels have tests of their own
@@ -389,7 +390,7 @@ def test_reset_state_is_not_stored(trainer, digits):
 
 
 def test_client_states_come_back_as_they_were_put_and_start_at_zero():
-    states = ClientStates(ef.SGD(momentum=0.9), clients=100, size=3, device=CPU)
+    states = ClientRows(ef.SGD(momentum=0.9).init(0, 3, CPU), clients=100, device=CPU)
     stored = {}
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -403,7 +404,7 @@ def test_client_states_come_back_as_they_were_put_and_start_at_zero():
 
 
 def test_saved_client_states_do_not_change_afterwards():
-    states = ClientStates(ef.SGD(momentum=0.9), clients=5, size=2, device=CPU)
+    states = ClientRows(ef.SGD(momentum=0.9).init(0, 2, CPU), clients=5, device=CPU)
     states.scatter(np.array([3]), {"velocity": torch.ones(1, 2)})
     saved = states.state_dict()
     states.scatter(np.array([3, 0]), {"velocity": torch.zeros(2, 2)})
@@ -725,29 +726,6 @@ BAD_OPTIMIZERS = [
 def test_bad_optimizers_are_refused(make, message):
     with refused(*message):
         make()
-
-
-# -- server rules ----------------------------------------------------------------------------------
-
-
-def test_sum_weighs_each_update_by_share_and_scale():
-    assert ef.Sum().coefficients(np.array([0.1, 0.3]), np.array([20.0, 1.0])) == pytest.approx([2.0, 0.3])
-
-
-def test_normalized_weighs_by_the_same_but_sums_to_one():
-    weights = ef.Normalized().coefficients(np.array([0.1, 0.3]), np.array([6.0, 1.0]))
-    assert weights == pytest.approx([2 / 3, 1 / 3])
-
-
-@pytest.mark.parametrize("rule", ef.SERVER_RULES)
-def test_no_participants_have_no_coefficients(rule):
-    assert len(ef.SERVER_RULES[rule]().coefficients(np.zeros(0), np.zeros(0))) == 0
-
-
-@pytest.mark.parametrize("rule", ef.SERVER_RULES)
-def test_with_everybody_present_unscaled_every_rule_is_the_data_weighted_mean(rule):
-    shares = np.array([0.5, 0.3, 0.2])
-    assert ef.SERVER_RULES[rule]().coefficients(shares, np.ones(3)) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(

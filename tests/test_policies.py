@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from everfed import ARRIVALS, METHODS, POLICIES, Always, Bernoulli, Fleet, Greedy, UniformWindow, WaitForAll
 from everfed.energy import Battery
 from everfed.scheduling import Clients, Schedule, View, audit, plan
+from everfed.scheduling.foresight import Outlook
 
 deterministic = settings(derandomize=True, deadline=None, max_examples=25)
 
@@ -60,6 +62,9 @@ class Blackout:
 
     def __getattr__(self, name):
         return getattr(self.arrivals, name)
+
+    def part(self, clients):
+        return Blackout(self.arrivals.part(clients), self.at)
 
     def harvest(self, round, seed):
         amounts = self.arrivals.harvest(round, seed)
@@ -127,10 +132,12 @@ class TestEveryPolicy:
 
     @deterministic
     @given(fleet=fleets(), seed=SEEDS, at=st.integers(0, 40))
-    def test_knows_nothing_of_energy_yet_to_come(self, policy, fleet, seed, at):
+    def test_knows_nothing_of_energy_beyond_its_foresight(self, policy, fleet, seed, at):
+        policy = replace(policy, horizon=10) if policy.foresight else policy
         dark = Fleet(Blackout(fleet.arrivals, at), fleet.capacity)
+        unaware = range(max(at - policy.foresight, 0))
         np.testing.assert_array_equal(
-            run(Schedule(dark, policy, seed), range(at)), run(Schedule(fleet, policy, seed), range(at))
+            run(Schedule(dark, policy, seed), unaware), run(Schedule(fleet, policy, seed), unaware)
         )
 
     @deterministic
@@ -138,13 +145,16 @@ class TestEveryPolicy:
     def test_a_client_on_its_own_device_decides_as_in_the_fleet(self, policy, fleet, seed):
         recorded = Recorded(policy)
         join, scale = run(Schedule(fleet, recorded, seed), range(40))
+        everybody = Clients.of(fleet, seed)
         for i in range(len(fleet)):
-            me = Clients(np.array([i]), fleet.cycles()[[i]], fleet.offsets()[[i]], seed, fleet.capacity[[i]])
-            sun = fleet.part(np.array([i])).arrivals
+            me = everybody.part(np.array([i]))
+            mine = fleet.part(np.array([i]))
+            outlook = Outlook(mine, seed, (1,), policy.foresight) if policy.foresight else None
             battery, state = Battery(fleet.capacity[[i]]), policy.init(me)
             for r in range(40):
-                battery.charge(sun.harvest(r, seed))
-                wish, own_scale, state = policy.step(state, View(r, battery.affords(), battery.level))
+                battery.charge(mine.arrivals.harvest(r, seed))
+                view = View(r, battery.affords(), battery.level, outlook.at(r) if outlook else None)
+                wish, own_scale, state = policy.step(state, view)
                 assert wish.tolist() == [recorded.wishes[r][i]]
                 assert own_scale.tolist() == [scale[r, i]]
                 granted = join[r, [i]]
@@ -201,7 +211,7 @@ class TestFormulas:
             deviation = np.sqrt(law.probability * (1.0 - law.probability) / seeds)
             # 6 deviations: thousands of comparisons are made. Certain decisions must match exactly.
             assert np.all(np.abs(frequency - law.probability) <= 6.0 * deviation)
-            np.testing.assert_array_equal(law.scale, scale[r])
+            np.testing.assert_array_equal(np.broadcast_to(law.scale, scale[r].shape), scale[r])
 
     @over([policy for policy in EVERY if policy.gaps(PAPER)])
     def test_the_gaps_are_what_happens(self, policy):
@@ -290,8 +300,10 @@ class TestTheTable:
             "wait-for-all": (False, True, True),
             "fedavg": (True, False, False),
             "bernoulli": (True, False, False),
+            "lattice": (True, True, False),
             "thrifty": (False, True, False),
             "self-weighted": (False, True, False),
+            "known-arrivals": (True, True, False),
         }
 
     @over([policy for policy in EVERY if not policy.obeys_energy])

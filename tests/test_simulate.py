@@ -53,7 +53,11 @@ def distance(one, other):
 # -- repeatability ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [m for m in ef.METHODS if m != "greedy-normalized"])
+# They divide by the shares, take back what they have added, or correct the local steps: not bit for bit.
+ROUNDED = ["greedy-normalized", "ht-varp", "mifa", "scaffold"]
+
+
+@pytest.mark.parametrize("method", [m for m in ef.METHODS if m not in ROUNDED])
 @pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
 def test_with_all_cycles_one_every_method_is_fedavg_bit_for_bit(method, trainer, digits):
     ones = ef.Fleet.from_cycles([1] * 8)
@@ -61,6 +65,16 @@ def test_with_all_cycles_one_every_method_is_fedavg_bit_for_bit(method, trainer,
     history, fedavg = (ef.simulate("mlp", digits, ones, m, **kwargs) for m in (method, "fedavg"))
     assert same_params(history.params, fedavg.params)
     assert plain(history) == plain(fedavg)
+
+
+@pytest.mark.parametrize("method", ROUNDED)
+def test_with_all_cycles_one_the_others_are_fedavg_but_for_rounding(method, digits):
+    ones = ef.Fleet.from_cycles([1] * 8)
+    kwargs = settings(rounds=5, local_steps=1)  # SCAFFOLD's corrections cancel in the first local step only
+    history, fedavg = (ef.simulate("mlp", digits, ones, m, **kwargs) for m in (method, "fedavg"))
+    for name in fedavg.params:
+        torch.testing.assert_close(history.params[name], fedavg.params[name], rtol=1e-4, atol=1e-6)
+    assert [r.round_weight for r in history.rounds] == pytest.approx([1.0] * 5)
 
 
 @pytest.mark.parametrize("method", ef.METHODS)
@@ -148,13 +162,13 @@ def hand_data():
     return ef.from_arrays([(x.repeat(n, 1), y.repeat(n, 1)) for x, y, n in pairs])
 
 
-def local_steps(weight, client):
-    """(delta, mean loss) after STEPS of gradient descent on (x.w - y)^2."""
+def local_steps(weight, client, correction=0.0):
+    """(delta, mean loss) after STEPS of gradient descent on (x.w - y)^2, each gradient corrected."""
     x, y, w, losses = HAND_X[client], HAND_Y[client], weight.clone(), []
     for _ in range(STEPS):
         error = x @ w - y
         losses.append(error**2)
-        w = w - LR * 2 * error * x
+        w = w - LR * (2 * error * x + correction)
     return w - weight, torch.stack(losses).mean()
 
 
@@ -180,6 +194,11 @@ WEIGHTS = {
     "greedy-scaled": scaled,
     "algorithm1-unscaled": unscaled,
     "bernoulli": scaled,
+    "known-arrivals": scaled,
+    "lattice": scaled,
+    "fixed-phase": scaled,
+    "scaffold": scaled,
+    "truncated": scaled,  # no cycle is longer than the limit
 }
 # Who trains in round r, where chance has no say.
 WHO = {
@@ -198,31 +217,69 @@ def learnt(shares, cycles, round):
     return shares * np.where(past == 0, 1.0, (1.0 + (past - 1) * cycles) / np.maximum(past, 1))
 
 
+class ByHand:
+    """The server's steps of one method, with the memory that some keep."""
+
+    def __init__(self, method):
+        self.method = method
+        self.rounds = {i: [-1] for i in range(4)}  # in which each took part; -1: its start
+        self.last = {}  # each client's last update
+        self.gradients = torch.zeros(4, 2)  # each client's mean gradient of its last round
+
+    def step(self, weight, who, round):
+        """(what is added to the weights, the sum of its coefficients, the losses)."""
+        correction = torch.zeros(4, 2)
+        if self.method == "scaffold":
+            correction = torch.tensor(HAND_SHARES, dtype=torch.float32) @ self.gradients - self.gradients
+        trained = {i: local_steps(weight, i, correction[i]) for i in who.tolist()}
+        deltas = {i: delta for i, (delta, _) in trained.items()}
+        parts = list(self.parts(who, round, deltas))
+        for i, delta in deltas.items():
+            self.rounds[i].append(round)
+            self.last[i] = delta
+            self.gradients[i] = -delta / (LR * STEPS) - correction[i]
+        added = sum((float(c) * delta for c, delta in parts), torch.zeros(2))
+        return added, sum(float(c) for c, _ in parts), [loss.item() for _, loss in trained.values()]
+
+    def parts(self, who, round, deltas):
+        """Coefficients and the updates they multiply."""
+        shares, cycles = HAND_SHARES[who], HAND_CYCLES[who]
+        if self.method == "mifa":
+            known = self.last | deltas
+            return [(HAND_SHARES[i] / sum(HAND_SHARES[j] for j in known), y) for i, y in known.items()]
+        if self.method == "ht-varp":
+            old = [(0.5 * HAND_SHARES[i], y) for i, y in self.last.items()]
+            back = [(-0.5 * HAND_SHARES[i] * HAND_CYCLES[i], self.last[i]) for i in deltas if i in self.last]
+            return [*old, *back, *zip(shares * cycles, deltas.values(), strict=True)]
+        if self.method == "self-weighted":
+            coefficients = learnt(shares, cycles, round)
+        elif self.method == "fedau":
+            means = [np.mean(np.diff(self.rounds[i])) if len(self.rounds[i]) > 1 else 1.0 for i in deltas]
+            coefficients = shares * means
+        elif self.method == "echo":
+            coefficients = shares * [round - self.rounds[i][-1] for i in deltas]
+        else:
+            coefficients = WEIGHTS[self.method](shares, cycles)
+        return zip(coefficients, deltas.values(), strict=True)
+
+
 @pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
 @pytest.mark.parametrize("method", ef.METHODS)
 def test_the_servers_step_is_the_one_worked_out_by_hand(method, trainer):
     model = nn.Linear(2, 1, bias=False)
     kwargs = settings(rounds=12, local_steps=STEPS, batch_size=1, client_optimizer=ef.SGD(LR), trainer=trainer)
     run = ef.Simulation(model, hand_data(), ef.Fleet.from_cycles(HAND_CYCLES), method, **kwargs)
-    weight = run.params["weight"][0]
-    seen = set()
+    server, seen, weight = ByHand(method), set(), run.params["weight"][0]
     for record in run:
         who = record.participants
         if method in WHO:
             assert who.tolist() == WHO[method](record.round)
-        if method == "self-weighted":
-            coefficients = learnt(HAND_SHARES[who], HAND_CYCLES[who], record.round)
-        else:
-            coefficients = WEIGHTS[method](HAND_SHARES[who], HAND_CYCLES[who])
-        trained = [local_steps(weight, i) for i in who]
-        step = sum((float(c) * delta for c, (delta, _) in zip(coefficients, trained, strict=True)), torch.zeros(2))
-        weight = weight + step
-        torch.testing.assert_close(run.params["weight"][0], weight, rtol=1e-5, atol=1e-6)
+        step, coefficients, losses = server.step(weight, who, record.round)
+        torch.testing.assert_close(run.params["weight"][0], weight + step, rtol=1e-5, atol=1e-5)
+        assert record.update_norm == pytest.approx(step.norm().item(), rel=1e-4, abs=1e-5)
+        assert record.round_weight == pytest.approx(coefficients)
+        assert record.train_loss == (pytest.approx(np.mean(losses), rel=1e-4, abs=1e-6) if losses else None)
         weight = run.params["weight"][0]
-        assert record.update_norm == pytest.approx(step.norm().item(), rel=1e-4, abs=1e-6)
-        assert record.round_weight == pytest.approx(coefficients.sum())
-        losses = [loss.item() for _, loss in trained]
-        assert record.train_loss == (pytest.approx(np.mean(losses), rel=1e-4, abs=1e-7) if losses else None)
         seen.update(who.tolist())
     assert seen == {0, 1, 2, 3}
 
@@ -275,7 +332,7 @@ def test_a_run_in_which_nobody_ever_trains_ends_where_it_began():
 # 20 rounds of ten clients of each cycle: a participant each time a window of E rounds has passed.
 PARTICIPATIONS = {
     "algorithm1": 270, "algorithm1-unscaled": 270, "greedy": 270, "greedy-normalized": 270, "greedy-scaled": 270,
-    "wait-for-all": 40, "fedavg": 800,
+    "lattice": 270, "fixed-phase": 270, "mifa": 270, "wait-for-all": 40, "fedavg": 800,
 }  # fmt: skip
 
 
@@ -292,7 +349,7 @@ def test_participations_are_those_that_energy_allows(method, paper_runs):
     assert paper_runs[method].participations == PARTICIPATIONS[method]
 
 
-@pytest.mark.parametrize("method", ["algorithm1", "greedy"])
+@pytest.mark.parametrize("method", ["algorithm1", "greedy", "lattice", "fixed-phase"])
 def test_each_client_takes_part_once_a_window(method, paper_runs):
     counts = np.zeros(40, np.int64)
     for record in paper_runs[method].rounds:
@@ -497,6 +554,8 @@ def test_params_are_a_copy_on_the_cpu(digits, fleet):
         ("algorithm1", 1.5, 0.08),  # the same, up to the bias and the noise of a finite step
         ("greedy", (1 / 5 + 2 / 10 + 3 / 20) / (1 + 1 / 5 + 1 / 10 + 1 / 20), 0.01),  # weighed by 1/E: 0.4074
         ("greedy-normalized", (1.5 + 1.0 + 0.5 + 0.5) / 20, 0.01),  # means over who is there, over 20 rounds
+        ("mifa", 1.5, 0.001),  # nothing is left to chance once everybody has been seen
+        ("fedau", 1.5, 0.08),
     ],
 )
 def test_on_quadratics_each_method_converges_to_its_own_point(method, where, tolerance):
