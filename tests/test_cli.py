@@ -95,7 +95,8 @@ def test_run_explains_how_it_would_train_and_does_not(everfed, tmp_path):
     for arguments in ([], ["--trainer", "one-by-one"]):
         document = json.loads(everfed("run", *SMALL, *arguments, "--explain", "--json").out)
         said = everfed("run", *SMALL, *arguments, "--explain").out
-        assert list(document) == ["device", "precision", "trainer", "at_once", "parts"]
+        assert list(document) == ["device", "precision", "trainer", "at_once", "parts", "server_keeps"]
+        assert document["server_keeps"] == []
         assert (document["device"], document["precision"]) == ("cpu", "float32")
         assert (document["trainer"], document["at_once"]) == (("OneByOne", 1) if arguments else ("Batched", 8))
         assert document["trainer"] in said
@@ -103,6 +104,13 @@ def test_run_explains_how_it_would_train_and_does_not(everfed, tmp_path):
         (part,) = document["parts"]
         assert said.endswith(f"\n  {part}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_run_explains_what_the_server_would_keep(everfed):
+    arguments = ("run", *SMALL, "--method", "mifa", "--explain")
+    (kept,) = json.loads(everfed(*arguments, "--json").out)["server_keeps"]
+    assert kept.startswith("the last update of every client that has taken part: up to ")
+    assert "the server keeps" in everfed(*arguments).out
 
 
 def test_kernels_are_explained_part_by_part(everfed):
@@ -248,7 +256,7 @@ def test_audit_prints_verdict_and_json(everfed):
     assert "74/15/7/4 %" in document["verdict"]
 
 
-@pytest.mark.parametrize("command", ["compare", "run", "sweep", "runs", "report", "figure", "plan", "audit"])
+@pytest.mark.parametrize("command", ["compare", "run", "sweep", "runs", "report", "figure", "plan", "audit", "bound"])
 def test_help_teaches_with_an_example(everfed, command):
     result = everfed(command, "--help")
     assert result.code == 0

@@ -70,9 +70,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint in TABLES:
         return _choice(TABLES[hint], value, where)
     if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple):
-            raise InputError(f"{where} is {_show(value)}; it must be a list, such as [1, 5, 10].")
         (inner, _) = typing.get_args(hint)
+        if not isinstance(value, list | tuple):
+            example = f'[{{kind = "{next(iter(TABLES[inner]))}"}}]' if inner in TABLES else "[1, 5, 10]"
+            raise InputError(f"{where} is {_show(value)}; it must be a list, such as {example}.")
         return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):

@@ -20,21 +20,27 @@ from torch import Tensor, nn
 
 from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData, from_arrays
+from everfed.data.on_demand import OnDemand
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import DivergenceError, EverfedWarning, InputError, lookup, some
 from everfed.learning import TRAINERS, models
+from everfed.learning.compress import Compressor, Whole, sent
 from everfed.learning.evaluate import Evaluator, Metrics
+from everfed.learning.gradients import GradientRule
+from everfed.learning.held import on_device
 from everfed.learning.layout import Layout
-from everfed.learning.local import DeviceData, Loss, Task
+from everfed.learning.local import Loss, Task
 from everfed.learning.optim import Adam, Optimizer
 from everfed.learning.precision import set_precision
+from everfed.learning.rows import check_place
 from everfed.methods import METHODS, Method
 from everfed.random import Purpose, check_seed, derive
 from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
+from everfed.server import ServerOptimizer, ServerSGD, Setting
 
 Model = nn.Module | Callable[[], nn.Module] | models.Model | str
-Data = FederatedData | Sequence[tuple[Any, Any]]
+Data = FederatedData | OnDemand | Sequence[tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,11 @@ class Simulation:
         local_steps: int = 5,
         batch_size: int = 10,
         client_optimizer: Optimizer | None = None,
+        gradients: Sequence[GradientRule] = (),
+        compression: Compressor | None = None,
+        server_optimizer: ServerOptimizer | None = None,
         keep_optimizer_state: bool = True,
+        state_place: str = "device",
         eval_every: int | None = None,
         seed: int = 0,
         device: str | torch.device = "auto",
@@ -125,35 +135,46 @@ class Simulation:
         self.method = method if isinstance(method, Method) else lookup(METHODS, method, "method")
         self.device = resolve_device(device)
         set_precision(precision, self.device)
-        self.data = data if isinstance(data, FederatedData) else from_arrays(data)
+        self.data = data if isinstance(data, FederatedData | OnDemand) else from_arrays(data)
         _check_sizes(self.data, fleet, rounds, local_steps, batch_size)
         check_seed(seed)
+        check_place(state_place, "state_place", "the clients' optimiser state is")
         self.eval_every = max(1, rounds // 20) if eval_every is None else eval_every
         check_count("eval_every", self.eval_every)
         if memory_budget is not None:
             check_count("memory_budget", memory_budget)
         if client_optimizer is not None and not hasattr(client_optimizer, "as_torch"):
             raise InputError(f"client_optimizer is {client_optimizer!r}; it must be a value such as SGD(0.1).")
+        if hasattr(gradients, "adjust"):
+            raise InputError(f"gradients is {gradients!r}; it must be a list of such rules, as in [Clip(1.0)].")
+        if server_optimizer is not None and not hasattr(server_optimizer, "linear"):
+            raise InputError(f"server_optimizer is {server_optimizer!r}; it must be a value such as ServerSGD(1.0).")
         loss = loss or (F.cross_entropy if self.data.classes else F.mse_loss)
         self.module = _instance(model, self.data, seed).to(self.device)
         models.check(self.module)
-        device_data = DeviceData(self.data, self.device)
+        device_data = on_device(self.data, self.device)
         models.check_fits(self.module, device_data.inputs(2), self.data.classes)
         if loss is F.mse_loss:
-            models.check_targets(self.module, device_data.inputs(2), device_data.y[:2])
+            models.check_targets(self.module, device_data.inputs(2), device_data.targets(2))
         self.layout = Layout(self.module)
         self.flat = self.layout.flatten(self.module)
+        optimizer = client_optimizer or Adam(1e-3)
+        setting = Setting(self.data.shares(), self.layout.size, self.device, optimizer, local_steps, int(rounds))
+        self.aggregator = self.method.server.start(setting)
+        self.server_optimizer = server_optimizer or ServerSGD()
+        self.server_state = self.server_optimizer.init(self.layout.size, self.device)
         task = Task(
-            self.module, self.layout, device_data, loss, client_optimizer or Adam(1e-3), local_steps, batch_size,
+            self.module, self.layout, device_data, loss, optimizer, local_steps, batch_size,
             keep_optimizer_state, rounds, int(seed), memory_budget, precision,
+            (*gradients, *self.aggregator.gradients), state_place,
         )  # fmt: skip
+        self.compression = compression or Whole()
         self.trainer = lookup(TRAINERS, trainer, "trainer")(task)
         self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device, precision)
-        self.shares = self.data.shares()
         if on_divergence not in ("stop", "skip"):
             raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
         self.skips = on_divergence == "skip"
-        self.rounds, self.done = int(rounds), 0
+        self.rounds, self.done, self.seed = int(rounds), 0, int(seed)
         check_horizon(fleet, self.rounds, strict_horizon)
         self.schedule = Schedule(fleet, self.method.policy, int(seed))
 
@@ -173,21 +194,20 @@ class Simulation:
 
     def _round(self, step: PlanStep) -> RoundRecord:
         """One round of Algorithm 1: participants train, the server adds their weighed updates."""
-        weights = self.method.server.coefficients(self.shares[step.clients], step.scales)
-        update, losses, finite, done = None, [], [], 0
-        for trained in self.trainer.train(self.flat, step.clients, step.round):
-            part, good = trained.weighed(weights[done : done + len(trained.clients)], skip=self.skips)
-            update = part if update is None else update.add_(part)
-            losses.append(trained.losses)
-            finite.append(good)
-            done += len(trained.clients)
-        if update is None:
+        results = self.trainer.train(self.flat, step.clients, step.round)
+        results = sent(results, self.compression, self.schedule.fleet.message_bits, step.round, self.seed)
+        update, weight, losses, good = self.aggregator.round(step.round, step.clients, step.scales, results, self.skips)
+        if update is None and not self.server_state:
             return RoundRecord(step.round, step.clients, step.scales, 0.0, step.energy, 0.0, None, None, 0.0)
-        lost, good = _joined(losses), _joined(finite)
-        flat = self.flat + update
-        kept = torch.where(good, lost, 0.0).sum()
+        # A server optimiser with momentum goes on moving when nobody trains.
+        update = torch.zeros_like(self.flat) if update is None else update
+        change = self.server_optimizer.step(update, self.server_state)
+        flat = self.flat + change
+        if losses is None or good is None:
+            losses, good = self.flat.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=self.device)
+        kept = torch.where(good, losses, 0.0).sum()
         # One transfer for all numbers of a round: each would wait for the device.
-        numbers = torch.stack([update.norm(), flat.norm(), kept, good.sum().to(kept.dtype)])
+        numbers = torch.stack([change.norm(), flat.norm(), kept, good.sum().to(kept.dtype)])
         length, overflow, loss, count = numbers.tolist()
         dropped = self._non_finite(step, math.isfinite(overflow), good if count < len(step.clients) else None)
         self.flat = flat
@@ -195,7 +215,7 @@ class Simulation:
             step.round,
             step.clients,
             step.scales,
-            float(weights.sum()),
+            weight,
             step.energy,
             length,
             loss / count if count else None,
@@ -226,9 +246,11 @@ class Simulation:
         """All that the rest of the run depends on. Chance needs no state: it is a function of the round."""
         schedule = {name: torch.from_numpy(np.asarray(v)) for name, v in self.schedule.state_dict().items()}
         trainer = {f"trainer.{name}": value for name, value in self.trainer.state_dict().items()}
+        server = {f"server.{name}": value for name, value in self.aggregator.state_dict().items()}
+        server |= {f"step.{name}": value.clone() for name, value in self.server_state.items()}
         # Copies: tensors that share memory cannot be written side by side.
         model = {f"model.{name}": value.clone() for name, value in self.layout.unflatten(self.flat).items()}
-        return {**model, "round": torch.tensor(self.done), **schedule, **trainer}
+        return {**model, "round": torch.tensor(self.done), **schedule, **trainer, **server}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a state of a run with the same settings, bit for bit."""
@@ -236,8 +258,9 @@ class Simulation:
         self.flat = torch.cat(model).to(self.device)
         self.done = int(state["round"])
         self.schedule.load_state_dict({name: value.cpu().numpy() for name, value in state.items()})
-        kept = {n.removeprefix("trainer."): v for n, v in state.items() if n.startswith("trainer.")}
-        self.trainer.load_state_dict(kept)
+        self.trainer.load_state_dict(_part(state, "trainer."))
+        self.aggregator.load_state_dict(_part(state, "server."))
+        self.server_state = {name: value.clone().to(self.device) for name, value in _part(state, "step.").items()}
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -251,11 +274,14 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
 
     model: a torch.nn.Module (its weights are the start and are left as they are), a function
         without arguments that makes one (called under the seed), or a name such as "mlp".
-    data: from `load(...).partition(...)` or `from_arrays(...)`, or a list of (x, y), one a client.
+    data: from `load(...).partition(...)` or `from_arrays(...)`, a list of (x, y), one a client, or
+        `OnDemand(...)` for samples that are read when they are needed.
     method: a name of `METHODS` or a Method of your own.
     settings, with their defaults: rounds=400, local_steps=5, batch_size=10,
-        client_optimizer=Adam(1e-3), keep_optimizer_state=True, eval_every=rounds // 20, seed=0,
-        device="auto", trainer="auto", precision="float32" (or "tf32", "bf16" on a GPU),
+        client_optimizer=Adam(1e-3), gradients=() (such as Proximal or Clip), compression=Whole(),
+        server_optimizer=ServerSGD(1.0), keep_optimizer_state=True, state_place="device" (or "disk": the
+        clients' optimiser state in temporary files), eval_every=rounds // 20, seed=0, device="auto",
+        trainer="auto", precision="float32" (or "tf32", "bf16" on a GPU),
         loss=cross entropy (squared error for float targets),
         memory_budget=bytes for the clients trained at once, strict_horizon=False,
         on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).
@@ -281,7 +307,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return torch.device(name)
 
 
-def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
+def _instance(model: Model, data: FederatedData | OnDemand, seed: int) -> nn.Module:
     """The initial model: a copy of the user's, or a new one made under the seed."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
@@ -301,8 +327,8 @@ def _instance(model: Model, data: FederatedData, seed: int) -> nn.Module:
     return made
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def check_count(name: str, value: int) -> None:
@@ -310,7 +336,7 @@ def check_count(name: str, value: int) -> None:
         raise InputError(f"{name} is {value!r}; it must be a whole number of at least 1.")
 
 
-def _check_sizes(data: FederatedData, fleet: Fleet, rounds: int, local_steps: int, batch_size: int) -> None:
+def _check_sizes(data: FederatedData | OnDemand, fleet: Fleet, rounds: int, local_steps: int, batch_size: int) -> None:
     if not isinstance(fleet, Fleet):
         raise InputError(f"the fleet is a {type(fleet).__name__}; make one with Fleet.from_cycles.")
     if len(data) != len(fleet):
