@@ -25,6 +25,10 @@ class DivergenceError(RuntimeError):
     """Training left the finite numbers; the message names the round and the clients."""
 
 
+class ClusterError(RuntimeError):
+    """A cluster failed where nothing in the input was wrong; the message says how to go on."""
+
+
 class EverfedWarning(UserWarning):
     """Something legal but worth knowing, such as a horizon that no cycle divides."""
 
@@ -46,7 +50,6 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
 
 def some(items: Iterable[object], limit: int = 5) -> str:
     """'3, 7, 9 and 12 more': a long list of culprits, short enough for one sentence."""
-    everything = [str(item) for item in items]
-    if len(everything) <= limit:
-        return ", ".join(everything)
-    return f"{', '.join(everything[:limit])} and {len(everything) - limit} more"
+    everything = list(items)
+    shown = ", ".join(str(item) for item in everything[:limit])
+    return shown if len(everything) <= limit else f"{shown} and {len(everything) - limit} more"

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -56,6 +56,18 @@ class Progress:
     round: int
     accuracy: float | None = None
     note: str | None = None
+
+
+class Executor(Protocol):
+    """Where and how many at a time runs are executed; it does each of them with `execute`."""
+
+    def __call__(
+        self,
+        runs: Sequence[Planned],
+        options: dict[str, Any],
+        on_progress: Callable[[Progress], None],
+        stop: Callable[[], bool],
+    ) -> None: ...
 
 
 def plan_runs(
@@ -97,28 +109,51 @@ def run_all(
     trackers: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = lambda p: None,
     stop: Callable[[], bool] = lambda: False,
+    executor: Executor | None = None,
 ) -> list[StoredRun]:
     """Do what is still to do; returns all runs as stored, in the order given.
 
     On a CPU one process a core; on a GPU one run after the other, unless `jobs` says how many share
-    it. A run that fails (it diverges)
-    does not end the others. Once `stop` says so, every run saves its state after its round.
+    it, or an `executor` has them done elsewhere. A run that fails (it diverges) does not end the
+    others. Once `stop` says so, every run saves its state after its round.
     """
-    on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
-    workers = min(jobs or (1 if on_gpu else len(os.sched_getaffinity(0))), len(runs))
     options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers)}
-    if workers == 1:
-        for i, run in enumerate(runs):
-            if not stop():
-                _execute(i, run, options, on_progress, stop)
-    else:
-        _in_processes(runs, workers, options, on_progress, stop)
+    (executor or _Here(jobs))(runs, options, on_progress, stop)
     return [open_run(run.folder) for run in runs if (run.folder / "experiment.toml").exists()]
 
 
-def _execute(
+@dataclass(frozen=True)
+class _Here:
+    """On this machine: one after the other, or in processes side by side."""
+
+    jobs: int | None
+
+    def __call__(
+        self,
+        runs: Sequence[Planned],
+        options: dict[str, Any],
+        on_progress: Callable[[Progress], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
+        workers = min(self.jobs or (1 if on_gpu else len(os.sched_getaffinity(0))), len(runs))
+        if workers > 1:
+            _in_processes(runs, workers, options, on_progress, stop)
+            return
+        for i, run in enumerate(runs):
+            if not stop():
+                execute(i, run, options, on_progress, stop)
+
+
+def longest_first(runs: Sequence[Planned]) -> list[int]:
+    """The longest runs (most participants) first, so that nobody idles at the end."""
+    return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.obeys_energy)
+
+
+def execute(
     index: int, run: Planned, options: dict[str, Any], tell: Callable[[Progress], None], stop: Callable[[], bool]
 ) -> None:
+    """One run, in its folder; `tell` hears of every round."""
     accuracy = None
     trackers = options["trackers"]
     storing = {key: value for key, value in options.items() if key != "trackers"}
@@ -150,12 +185,10 @@ def _in_processes(
     inbox: Any = context.Queue()
     stopping = context.Event()
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    # The longest runs (most participants) first, so that no core idles at the end.
-    order = sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.obeys_energy)
     with ProcessPoolExecutor(
         workers, mp_context=context, initializer=_start_worker, initargs=(inbox, stopping, threads)
     ) as pool:
-        pending: set[Future[None]] = {pool.submit(_work, i, runs[i], options) for i in order}
+        pending: set[Future[None]] = {pool.submit(_work, i, runs[i], options) for i in longest_first(runs)}
         try:
             while pending:
                 done, pending = wait(pending, timeout=0.1)
@@ -194,7 +227,7 @@ def _start_worker(inbox: Any, stopping: Any, threads: int) -> None:
 
 
 def _work(index: int, run: Planned, options: dict[str, Any]) -> None:
-    _execute(index, run, options, _inbox.put, _stopping.is_set)
+    execute(index, run, options, _inbox.put, _stopping.is_set)
 
 
 @dataclass(frozen=True)

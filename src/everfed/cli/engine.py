@@ -1,0 +1,55 @@
+"""Who does a command's work: this machine, or a cluster through Ray (imported only where it is asked for)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from everfed import sweep
+from everfed.cli.options import ENGINES
+from everfed.errors import InputError, unknown
+from everfed.experiment import Experiment
+from everfed.simulate import Simulation
+
+
+@contextmanager
+def executor(engine: str, address: str | None, jobs: int, experiment: Experiment) -> Iterator[sweep.Executor | None]:
+    """What executes the runs of a sweep; None: processes of this machine. experiment: one of them, to try."""
+    if _is_local(engine, {"--address": address}):
+        experiment.simulation()  # refuse bad input, and say notes once, before workers start
+        yield None
+        return
+    from everfed.ray import OnCluster, connect, on_driver
+
+    with connect(address or os.environ.get("RAY_ADDRESS")) as cluster:
+        on_driver(experiment, cluster.on_gpu(experiment.device)).simulation()
+        yield OnCluster(cluster, jobs)
+
+
+@contextmanager
+def maker(
+    engine: str, address: str | None, workers: int, state: str | None, on_divergence: str
+) -> Iterator[Callable[[Experiment], Simulation] | None]:
+    """What sets up a run; None: a simulation on this machine."""
+    if _is_local(engine, {"--address": address, "--workers": workers, "--client-state": state}):
+        yield None
+        return
+    from everfed.ray import connect, sharded
+
+    with connect(address or os.environ.get("RAY_ADDRESS")) as cluster, ExitStack() as stack:
+
+        def make(experiment: Experiment) -> Simulation:
+            made = sharded(experiment, cluster, workers, state=state or "worker", on_divergence=on_divergence)
+            return stack.enter_context(made)
+
+        yield make
+
+
+def _is_local(engine: str, of_ray: dict[str, object]) -> bool:
+    if engine not in ENGINES:
+        raise InputError(unknown("engine", engine, ENGINES))
+    given = [flag for flag, value in of_ray.items() if value]
+    if engine == "local" and given:
+        raise InputError(f"{', '.join(given)} is for clusters; give --engine ray as well.")
+    return engine == "local"

@@ -1,0 +1,170 @@
+"""A Ray cluster to work on: one that is there, or one of this machine's own for as long as it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from everfed.errors import ClusterError, InputError, MissingExtraError
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+# A worker that asks for no GPU shall see none; Ray asks for this to be said.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+
+ray: Any
+try:
+    ray = import_module("ray")
+except ImportError:  # these modules can be looked at without Ray; `connect` cannot be called
+    ray = None
+
+_QUIET = {"logging_level": "ERROR", "log_to_driver": False}
+CONNECT_S = 15.0  # how long an address may take to answer
+_LONGEST_TMP = 30  # Ray puts sockets some 75 characters below its folder, and the system allows 107
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the cluster had when it was connected to."""
+
+    cpus: int
+    gpus: int
+    nodes: int
+
+    def on_gpu(self, device: str) -> bool:
+        """Whether to train on GPUs: where they were asked for, or where there are some and nobody minds."""
+        if not device.startswith("cuda"):
+            return device == "auto" and self.gpus > 0
+        if not self.gpus:
+            raise InputError(
+                f"the device '{device}' was asked for, but the cluster has no GPU "
+                f"({_count(self.nodes, 'node')}, {_count(self.cpus, 'CPU')}); add a node that has one "
+                "(ray start --num-gpus), or use device 'cpu' or 'auto'."
+            )
+        return True
+
+
+@contextmanager
+def connect(address: str | None = None, *, cpus: int | None = None) -> Iterator[Cluster]:
+    """A cluster for the length of a `with` block.
+
+    address: 'host:port' of a running cluster's head, or 'auto' for the one this machine belongs to. None: a
+        Ray of this machine's own, started now and ended afterwards.
+    cpus: of such a Ray; None: the cores this process may use.
+    """
+    if ray is None:
+        raise MissingExtraError("the engine 'ray' needs Ray; install it with: pip install 'everfed[ray]'.")
+    if ray.is_initialized():
+        yield _described()
+        return
+    with _own_folder() if address is None else nullcontext("") as folder:
+        try:
+            if address is None:
+                cores = cpus or len(os.sched_getaffinity(0))
+                ray.init("local", num_cpus=cores, include_dashboard=False, _temp_dir=folder, **_QUIET)
+            else:
+                _join(address)
+            yield _described()
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _own_folder() -> Iterator[str]:
+    """Where a Ray of our own keeps its sockets and logs; removed with it."""
+    base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="everfed-", dir=base if len(base) <= _LONGEST_TMP else "/tmp")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _join(address: str) -> None:
+    """Connect, or say why not. What nothing answers is refused at once: Ray itself would try for minutes."""
+    where = os.environ.get("RAY_ADDRESS") or "" if address == "auto" else address
+    if "://" in where:
+        raise InputError(
+            f"the address '{where}' is of Ray's client server; run on a node of the cluster and give "
+            "'auto', or the head's 'host:port' (6379 unless you chose another)."
+        )
+    if where and where != "auto":
+        _reach(where)
+    try:
+        ray.init(address, **_QUIET)
+    except (ConnectionError, RuntimeError) as error:
+        if _refused(error):
+            raise InputError(
+                f"the cluster at '{address}' asks for a token: copy the head's ~/.ray/auth_token to this machine, or "
+                "name it in RAY_AUTH_TOKEN_PATH, and set RAY_AUTH_MODE=token."
+            ) from error
+        raise InputError(
+            f"no Ray cluster can be joined at '{address}' ({_first_line(error)}); look at 'ray status' on its head, "
+            "or leave --address out to use this machine alone."
+        ) from error
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether the cluster turned us away for want of its token; Ray tells that some causes deep, or in the text."""
+    while error is not None:
+        if "AuthenticationError" in f"{type(error).__name__} {error}":
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"the address is '{address}'; give 'host:port' of the cluster's head, or 'auto'.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"no Ray cluster answers at '{address}' ({_first_line(error)}); start one there with "
+            f"'ray start --head --port={port}', or leave --address out to use this machine alone."
+        ) from error
+
+
+def _described() -> Cluster:
+    found = ray.cluster_resources()
+    alive = sum(node["Alive"] for node in ray.nodes())
+    return Cluster(int(found.get("CPU", 0)), int(found.get("GPU", 0)), alive)
+
+
+def cause(error: Any) -> Exception:
+    """What our own code raised in a worker, out of what Ray wraps around it."""
+    inner = getattr(error, "cause", None)
+    if isinstance(inner, Exception):
+        inner = cause(inner)
+        if isinstance(inner, ModuleNotFoundError):
+            return ClusterError(f"a worker has no module '{inner.name}': everfed must be installed on every node.")
+        return inner
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+
+def lost(error: Exception) -> bool:
+    """Whether this says that a process or a machine died, rather than that our code went wrong there."""
+    kinds = ray.exceptions
+    return isinstance(error, kinds.RayError) and not isinstance(error, kinds.RayTaskError)
+
+
+def end(actor: Any) -> None:
+    """Make sure that an actor is no more, dead already or not."""
+    with contextlib.suppress(Exception):
+        ray.kill(actor)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

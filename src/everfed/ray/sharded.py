@@ -1,0 +1,71 @@
+"""One large run over a cluster: a simulation's loop, store and records, with workers in the trainer's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from everfed.errors import InputError
+from everfed.experiment import Experiment
+from everfed.learning.compress import Whole
+from everfed.ray.cluster import Cluster, ray
+from everfed.ray.pool import Pool
+from everfed.ray.trainer import STATE_PLACES, ShardedTrainer
+from everfed.ray.worker import actor
+from everfed.simulate import Simulation, resolve_device
+
+
+def on_driver(experiment: Experiment, on_gpu: bool) -> Experiment:
+    """As the driver sees it, which adds and evaluates: it may have no GPU though the workers have."""
+    device = resolve_device("auto" if on_gpu else "cpu").type
+    return replace(experiment, device=device, precision=experiment.precision if device == "cuda" else "float32")
+
+
+@contextmanager
+def sharded(
+    experiment: Experiment,
+    cluster: Cluster,
+    workers: int = 0,
+    *,
+    state: str = "worker",
+    on_divergence: str = "stop",
+) -> Iterator[Simulation]:
+    """An experiment, set up over a cluster: iterate over it for one RoundRecord a round.
+
+    workers: processes that train, one CPU each; 0: one a GPU, or one a CPU where the cluster has no GPU.
+    state: where clients' optimiser state lives, with its 'worker' or with the 'driver'.
+    """
+    on_gpu = cluster.on_gpu(experiment.device)
+    workers = workers or (cluster.gpus if on_gpu else cluster.cpus)
+    if state not in STATE_PLACES:
+        raise InputError(f"the clients' state is to live with the '{state}'; choose 'worker' or 'driver'.")
+    if workers < 1 or workers > cluster.cpus:
+        raise InputError(
+            f"workers is {workers}, and the cluster has {cluster.cpus} CPUs; each worker takes one: "
+            f"give 1 to {cluster.cpus}, or add nodes."
+        )
+    run = on_driver(experiment, on_gpu).simulation(on_divergence=on_divergence)
+    if run.aggregator.gradients:
+        raise InputError(
+            "this server rule changes the clients' gradients with what the server keeps, which workers do not have; "
+            "run it without '--engine ray', or choose another rule, such as sum or ht-varp."
+        )
+    neighbours = -(-workers // (cluster.gpus if on_gpu else cluster.nodes))
+    theirs = replace(experiment, device="cuda" if on_gpu else "cpu")
+    needs = {"CPU": 1.0, "GPU": 1.0 / neighbours} if on_gpu else {"CPU": 1.0}
+    keeps = experiment.keep_state and bool(experiment.client.init(1, 1, torch.device("cpu")))
+    pool = Pool(lambda: actor(ray, theirs, on_gpu, neighbours), workers, needs)
+    try:
+        run.trainer = ShardedTrainer(
+            pool,
+            len(run.data),
+            state=state if keeps else None,
+            whole=experiment.server.remembers or not isinstance(experiment.compression, Whole),
+            seed=experiment.seed,
+        )
+        yield run
+    finally:
+        pool.close()

@@ -1,0 +1,105 @@
+"""A real Ray cluster on this machine: a node is killed as a whole, like a machine that loses power."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+# A token of these tests' own. Ray reads how to authenticate when it is imported, so this module comes before it.
+FOLDER = Path(f"/tmp/ef-{uuid.uuid4().hex[:8]}")  # Ray's sockets need a short path
+os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(FOLDER / "token"))
+
+RAY = Path(sys.executable).with_name("ray")
+_QUICK = {  # a node's death is noticed in about two seconds, not in fifteen
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+class Node:
+    """`ray start --block` in a session of its own, by which all of its processes are found."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [RAY, "start", "--block", "--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000", *options]
+        with open(folder / "daemons.log", "a") as log:
+            self.daemon = subprocess.Popen(
+                command, env={**os.environ, **_QUICK}, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def processes(self, title: str = "") -> list[int]:
+        """Its processes, or those whose title begins so ('ray::Worker')."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    mine = os.getsid(int(folder.name)) == self.daemon.pid
+                    if mine and (folder / "cmdline").read_bytes().startswith(title.encode()):
+                        found.append(int(folder.name))
+                except OSError:  # it has ended meanwhile
+                    pass
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to everything at once, until nothing is left."""
+        until = time.monotonic() + 20
+        while (left := self.processes()) and time.monotonic() < until:
+            for pid in left:
+                kill(pid)
+            self.daemon.poll()
+            time.sleep(0.05)
+        self.daemon.wait(10)
+
+
+class Nodes:
+    """A head and further nodes of two CPUs each, with a token of their own; ends them all."""
+
+    def __init__(self) -> None:
+        self.folder = FOLDER
+        self.folder.mkdir(mode=0o700)
+        (self.folder / "token").write_text(uuid.uuid4().hex)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        port = self.address.rpartition(":")[2]
+        self.nodes = [
+            Node(self.folder, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self.folder}")
+        ]
+        until = time.monotonic() + 60
+        while not self._answers(int(port)):
+            assert time.monotonic() < until, (self.folder / "daemons.log").read_text()
+            time.sleep(0.2)
+
+    def _answers(self, port: int) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def add(self) -> Node:
+        self.nodes.append(Node(self.folder, f"--address={self.address}"))
+        return self.nodes[-1]
+
+    def wait(self, ray, count: int) -> None:
+        """Until the cluster, to which this process is connected, has so many nodes."""
+        until = time.monotonic() + 90
+        while sum(node["Alive"] for node in ray.nodes()) != count:
+            assert time.monotonic() < until, (self.folder / "daemons.log").read_text()
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

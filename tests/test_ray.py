@@ -1,0 +1,293 @@
+"""On a cluster: the results of one process, whoever dies meanwhile. A real Ray of two nodes runs on this machine."""
+
+from __future__ import annotations
+
+from ray_nodes import Nodes, kill  # before everfed.ray
+
+# isort: split
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from everfed import sweep
+from everfed.cli import main
+from everfed.errors import ClusterError, EverfedWarning, InputError
+from everfed.experiment import CycleFleet, Experiment
+from everfed.learning.compress import Qsgd
+from everfed.learning.models import Mlp
+from everfed.learning.optim import SGD, Adam
+from everfed.ray import OnCluster, connect, sharded, spread
+from everfed.ray.cluster import Cluster, ray
+from everfed.ray.state import apart, together
+from everfed.server import Scaffold, Varp
+
+needs_ray = pytest.mark.skipif(ray is None, reason="Ray is not installed; pip install 'everfed[ray]' brings it")
+
+SMALL = Experiment(
+    fleet=CycleFleet(clients=12, cycles=(1, 2, 4)), model=Mlp(hidden=8), client=SGD(0.1), rounds=16, eval_every=16,
+    device="cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    cluster = Nodes()
+    cluster.add()
+    try:
+        yield cluster
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        cluster.close()
+
+
+@pytest.fixture
+def two_nodes(nodes):
+    """A cluster of two nodes, the second perhaps new since the last test killed it."""
+    with connect(nodes.address):
+        if sum(node["Alive"] for node in ray.nodes()) < 2 and not nodes.nodes[-1].processes():
+            nodes.add()
+        nodes.wait(ray, 2)
+        with connect() as now:  # counted again: the second node may have come after the first look
+            yield now
+
+
+def close_to(one, other):
+    """Parameters alike but for rounding."""
+    return all(torch.allclose(one.params[name], other.params[name], rtol=1e-4, atol=2e-6) for name in one.params)
+
+
+@contextmanager
+def notes_said():
+    """What people are told meanwhile."""
+    notes = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", EverfedWarning)
+        yield notes
+    notes += [str(warning.message) for warning in told if issubclass(warning.category, EverfedWarning)]
+
+
+def same_rounds(ones, others):
+    pairs = list(zip(ones, others, strict=True))
+    assert all(np.array_equal(a.participants, b.participants) for a, b in pairs)
+    assert [b.round_weight for _, b in pairs] == pytest.approx([a.round_weight for a, _ in pairs])
+    # The same minibatches: other ones would give other losses.
+    assert [b.train_loss for _, b in pairs] == pytest.approx([a.train_loss for a, _ in pairs], rel=1e-4)
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("changes", "state", "dies"),
+    [
+        ({}, "worker", False),
+        ({"client": Adam(0.01), "trainer": "one-by-one"}, "driver", True),
+        ({"client": SGD(0.1, momentum=0.5), "server": Varp(0.5), "compression": Qsgd()}, "worker", False),
+    ],
+    ids=["sums", "state-travels", "whole-updates"],
+)
+def test_shares_give_what_one_process_gives(two_nodes, nodes, changes, state, dies):
+    experiment = replace(SMALL, **changes)
+    alone = experiment.simulation()
+    expected = list(alone)
+    seen = []
+    with sharded(experiment, two_nodes, 2, state=state) as run, notes_said() as notes:
+        for record in run:
+            seen.append(record)
+            if record.round == 2 and dies:
+                kill(*[pid for node in nodes.nodes for pid in node.processes("ray::Worker")][:1])
+    same_rounds(expected, seen)
+    assert close_to(alone, run)
+    assert len([note for note in notes if "was lost" in note]) == dies
+
+
+@needs_ray
+def test_a_worker_and_then_a_machine_die_in_the_middle(two_nodes, nodes):
+    experiment = replace(SMALL, client=Adam(0.01))  # clients keep state, so what died was worth something
+    alone = experiment.simulation()
+    expected = list(alone)
+    # The first rounds in one process: a run may go on with another engine.
+    begun = experiment.simulation()
+    for record in begun:
+        if record.round == 1:
+            break
+    seen = list(expected[:2])
+    with sharded(experiment, two_nodes, 4, state="worker") as run, notes_said() as notes:
+        run.load_state_dict(begun.state_dict())
+        for record in run:
+            seen.append(record)
+            if record.round == 4:  # state since the start of the run; die while training, not between rounds
+                victim, *_ = nodes.nodes[0].processes("ray::Worker")
+                os.kill(victim, signal.SIGSTOP)
+                threading.Timer(1.0, kill, [victim]).start()
+            if record.round == 13:  # state since the last copy; both of the machine's workers
+                assert len(nodes.nodes[-1].processes("ray::Worker")) == 2
+                nodes.nodes[-1].kill()
+            if record.round == 14:  # one of the two that are left, which has two shares by now
+                kill(nodes.nodes[0].processes("ray::Worker")[0])
+        kept = run.trainer.state_dict()
+    same_rounds(expected, seen)
+    assert close_to(alone, run)
+    assert sum("a new one takes over" in note for note in notes) == 2, notes
+    assert any("there is no room for a new one" in note for note in notes), notes
+    for client, values in apart(alone.trainer.state_dict()).items():
+        for name, value in values.items():
+            assert np.allclose(apart(kept)[client][name], value, rtol=1e-3, atol=1e-6)
+
+
+@needs_ray
+def test_a_sweep_over_machines_that_die(two_nodes, nodes, tmp_path):
+    raw = {"rounds": 1000, "fleet": {"kind": "cycles", "clients": 12}, "device": "cpu"}
+    grid = {"method": ["algorithm1", "fedavg"]}
+    runs = sweep.plan_runs(raw, grid, [0, 1], tmp_path / "cluster")
+    notes, killed, heard = [], [], []
+    # Asked to stop, runs save what they have; started again, they go on from there.
+    cut = sweep.run_all(runs, executor=OnCluster(two_nodes), on_progress=heard.append, stop=lambda: bool(heard))
+    assert {run.state for run in cut} - {"done"} == {"stopped"}
+
+    def murder():
+        """A run's process, and a second later the machine with another run on it."""
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not killed:
+            killed.extend(nodes.nodes[-1].processes("ray::_work")[:1])
+            time.sleep(0.05)
+        time.sleep(0.5)
+        kill(killed[0])
+        time.sleep(0.7)
+        nodes.nodes[-1].kill()
+
+    thread = threading.Thread(target=murder)
+    thread.start()
+    stored = sweep.run_all(
+        runs, executor=OnCluster(two_nodes), checkpoint_s=0.2, on_progress=lambda p: notes.append(p.note)
+    )
+    thread.join()
+    said = [note for note in notes if note]
+    assert len(said) >= 2, said
+    assert all("goes on elsewhere from its last checkpoint" in note for note in said)
+    alone = sweep.run_all(sweep.plan_runs(raw, grid, [0, 1], tmp_path / "alone"), jobs=1)
+    for one, other in zip(alone, stored, strict=True):
+        assert other.state == "done"
+        same_rounds(one.rounds, other.rounds)
+        assert all(torch.equal(one.params[name], other.params[name]) for name in one.params)
+
+
+@needs_ray
+def test_bad_input_is_refused_in_words(two_nodes):
+    with pytest.raises(InputError, match="'cuda' was asked for, but the cluster has no GPU"):
+        OnCluster(two_nodes)([sweep.Planned(replace(SMALL, device="cuda"), {}, None)], {}, print, lambda: False)
+    with pytest.raises(InputError, match="workers is 5, and the cluster has 4 CPUs"), sharded(SMALL, two_nodes, 5):
+        pass
+    with pytest.raises(InputError, match="choose 'worker' or 'driver'"), sharded(SMALL, two_nodes, 2, state="cloud"):
+        pass
+    scaffold = replace(SMALL, server=Scaffold())
+    with pytest.raises(InputError, match="changes the clients' gradients"), sharded(scaffold, two_nodes, 2):
+        pass
+    nowhere = sweep.Planned(SMALL, {}, Path("/nowhere/at/all"))
+    with pytest.raises(ClusterError, match="storage that all nodes share"):
+        ray.get(ray.remote(spread._work).remote(0, nowhere, {}, None, 0))
+
+
+def test_a_gpu_is_used_where_there_is_one():
+    assert Cluster(cpus=4, gpus=1, nodes=1).on_gpu("cuda")
+    assert Cluster(cpus=4, gpus=1, nodes=1).on_gpu("auto")
+    assert not Cluster(cpus=4, gpus=1, nodes=1).on_gpu("cpu")
+    assert not Cluster(cpus=4, gpus=0, nodes=1).on_gpu("auto")
+
+
+@pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
+def test_state_comes_apart_and_together_again(trainer):
+    run = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
+    empty = run.trainer.state_dict()
+    assert apart(empty) == {}
+    next(iter(run))  # the first round: not everybody has trained yet
+    whole = run.trainer.state_dict()
+    kept = apart(whole)
+    assert len(kept) < 12
+    other = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
+    other.trainer.load_state_dict(together(kept, empty))
+    again = apart(other.trainer.state_dict())
+    assert again.keys() == kept.keys()
+    assert all(np.array_equal(again[c][name], kept[c][name]) for c in kept for name in kept[c])
+    assert apart(whole, [0, 11]).keys() == {c for c in (0, 11) if c in kept}
+
+
+def everfed(*arguments, **environment):
+    script = "import sys; {}; from everfed.cli import main; main()"
+    without = environment.pop("without", None)
+    code = script.format(f"sys.modules['{without}'] = None" if without else "pass")
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_without_ray_the_extra_is_named():
+    done = everfed("run", "digits", "--engine", "ray", without="ray")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'everfed[ray]'" in done.stderr
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1'"),
+        ("ray://127.0.0.1:10001", "of Ray's client server"),
+        ("head", "give 'host:port'"),
+    ],
+)
+def test_addresses_that_lead_nowhere(address, said):
+    if ray.is_initialized():
+        ray.shutdown()
+    with pytest.raises(InputError, match=said), connect(address):
+        pass
+
+
+@needs_ray
+def test_errors_of_the_work_are_not_taken_for_the_address(nodes):
+    with pytest.raises(ClusterError, match="mine"), connect(nodes.address):
+        raise ClusterError("mine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "digits", "--workers", "2"], "--workers is for clusters; give --engine ray as well."),
+        (["compare", "digits", "--engine", "rya"], "unknown engine 'rya'. Did you mean 'ray'?"),
+    ],
+)
+def test_options_of_clusters_need_the_engine(monkeypatch, capsys, tmp_path, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["everfed", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert said in capsys.readouterr().err
+
+
+@needs_ray
+def test_the_command_on_a_cluster_and_on_a_ray_of_its_own(nodes, tmp_path):
+    small = ["--clients", "12", "--rounds", "20", "--device", "cpu", "--json"]
+    alone = json.loads(everfed("run", *small, "--out", str(tmp_path / "alone")).stdout)
+    ours = ["--engine", "ray", "--address", nodes.address, "--workers", "2"]
+    done = everfed("run", *small, *ours, "--out", str(tmp_path / "cluster"))
+    assert done.returncode == 0, done.stderr
+    shared = json.loads(done.stdout)
+    assert shared["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-4)
+    many = ["compare", *small, "--methods", "algorithm1,greedy", "--seeds", "1"]
+    local = json.loads(everfed(*many, "--jobs", "1", "--out", str(tmp_path / "one")).stdout)
+    done = everfed(*many, "--engine", "ray", "--out", str(tmp_path / "ray"), RAY_TMPDIR=str(nodes.folder))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["methods"] == local["methods"]
+    assert not list(nodes.folder.glob("everfed-*"))  # its Ray has left nothing behind
