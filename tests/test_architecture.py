@@ -20,15 +20,19 @@ LAYERS = [
     {"energy"},
     {"data"},
     {"scheduling"},
+    {"theory"},
     {"learning"},
+    {"server"},
     {"methods"},
     {"simulate"},
+    {"testbed"},
     {"experiment"},
     {"config"},
     {"presets", "store", "trackers"},
     {"sweep"},
     {"report"},
-    {"cli", "__main__"},
+    {"ray"},
+    {"cli", "__main__", "flower", "names"},
 ]
 HEIGHT = {name: height for height, row in enumerate(LAYERS) for name in row}
 # The package's own namespace holds names of nearly every layer: only the top may import from it.

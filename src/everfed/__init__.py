@@ -8,55 +8,15 @@
 270
 """
 
+# ruff: noqa: F403, F405 - the names of this package are listed once, in everfed.names
+
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from everfed.data import AUGMENTS, DATASETS, SPLITS, FederatedData, from_arrays, load
-from everfed.energy import ARRIVALS, Books, Fleet
-from everfed.errors import DivergenceError, EverfedWarning, InputError, MissingExtraError
-from everfed.experiment import Experiment
-from everfed.learning import (
-    MODELS,
-    OPTIMIZERS,
-    SCHEDULES,
-    SERVER_RULES,
-    SGD,
-    TRAINERS,
-    Adam,
-    Constant,
-    Cosine,
-    InverseTime,
-    Metrics,
-    Normalized,
-    Sum,
-    build,
-)
-from everfed.methods import METHODS, Method
-from everfed.scheduling import (
-    POLICIES,
-    Always,
-    Audit,
-    Bernoulli,
-    Greedy,
-    PlanStep,
-    UniformWindow,
-    WaitForAll,
-    audit,
-    plan,
-)
-from everfed.simulate import History, RoundRecord, Simulation, simulate
-
 if TYPE_CHECKING:
-    from everfed.store import StoredRun, open_run, stored_rounds
-
-
-def __getattr__(name: str) -> Any:
-    """Runs on disk need pyarrow and safetensors; a plain simulation should not have to import them."""
-    if name in ("StoredRun", "open_run", "stored_rounds"):
-        from everfed import store
-
-        return getattr(store, name)
-    raise AttributeError(f"module 'everfed' has no attribute '{name}'")
-
+    from everfed.names import *
 
 __version__ = "0.1.0"
 
@@ -64,11 +24,13 @@ __all__ = [
     "ARRIVALS",
     "AUGMENTS",
     "DATASETS",
+    "GRADIENT_RULES",
     "METHODS",
     "MODELS",
     "OPTIMIZERS",
     "POLICIES",
     "SCHEDULES",
+    "SERVER_OPTIMIZERS",
     "SERVER_RULES",
     "SGD",
     "SPLITS",
@@ -78,27 +40,42 @@ __all__ = [
     "Audit",
     "Bernoulli",
     "Books",
+    "Clip",
     "Constant",
     "Cosine",
     "DivergenceError",
+    "Echo",
     "EverfedWarning",
     "Experiment",
+    "FedAU",
     "FederatedData",
     "Fleet",
     "Greedy",
     "History",
     "InputError",
     "InverseTime",
+    "Lattice",
     "Method",
     "Metrics",
+    "Mifa",
     "MissingExtraError",
     "Normalized",
+    "OnDemand",
     "PlanStep",
+    "Proximal",
     "RoundRecord",
+    "Scaffold",
+    "ServerAdaGrad",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerSGD",
+    "ServerYogi",
     "Simulation",
     "StoredRun",
     "Sum",
+    "Truncated",
     "UniformWindow",
+    "Varp",
     "WaitForAll",
     "__version__",
     "audit",
@@ -109,4 +86,27 @@ __all__ = [
     "plan",
     "simulate",
     "stored_rounds",
+    "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are looked up when they are used: most rooms do not need PyTorch, and it takes seconds to load."""
+    if name in __all__:
+        return getattr(import_module("everfed.names"), name)
+    raise AttributeError(f"module 'everfed' has no attribute '{name}'")
+
+
+class _Package(ModuleType):
+    """The module everfed.simulate must not hide the function of that name when it is imported."""
+
+    @property
+    def simulate(self) -> Any:
+        return import_module("everfed.names").simulate
+
+    @simulate.setter
+    def simulate(self, module: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package

@@ -14,19 +14,24 @@ import numpy as np
 from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData
+from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, ByEnergy, Split
 from everfed.energy.fleet import Fleet
-from everfed.energy.physical import DeviceFleet
+from everfed.energy.physical import DeviceFleet, Encoding
+from everfed.energy.random_arrivals import Markov
 from everfed.errors import InputError
 from everfed.learning import TRAINERS
+from everfed.learning.compress import COMPRESSORS, Compressor, Whole
+from everfed.learning.gradients import GRADIENT_RULES, GradientRule
 from everfed.learning.models import MODELS, Mlp, Model
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
 from everfed.learning.precision import PRECISIONS
-from everfed.learning.server import SERVER_RULES, ServerRule, Sum
+from everfed.learning.rows import PLACES
 from everfed.methods import METHODS, Method
 from everfed.random import check_seed
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
+from everfed.server import SERVER_OPTIMIZERS, SERVER_RULES, ServerOptimizer, ServerRule, ServerSGD, Sum
 from everfed.simulate import Simulation
 
 
@@ -35,8 +40,8 @@ class FleetSpec(Protocol):
 
     energy_unit: ClassVar[str]  # what its books are counted in
 
-    def build(self, local_steps: int = 5) -> Fleet:
-        """local_steps: of a round of training, for fleets whose cost follows from them."""
+    def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
+        """local_steps of a round, and how updates are sent, for fleets whose cost follows from them."""
         ...
 
 
@@ -50,8 +55,14 @@ class CycleFleet:
     offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
     arrivals: str = "lump"
     capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
+    spell: float = 0.0  # rounds that markov's good spells last on average; 0: four
 
-    def build(self, local_steps: int = 5) -> Fleet:
+    def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
+        if encoding and len(encoding.choices()) > 1:
+            raise InputError(
+                f"compression '{kind_of(encoding)}' weighs energy for sending against noise, and a fleet of cycles "
+                "has none in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
+            )
         if self.clients < 1:
             raise InputError(f"clients is {self.clients}; a fleet needs at least 1.")
         if len(self.cycles) == 0:
@@ -65,12 +76,19 @@ class CycleFleet:
                 f"{len(self.offsets)} offsets were given for {len(self.cycles)} cycles and {self.clients} clients; "
                 "give one a cycle, or one a client."
             )
-        return Fleet.from_cycles(
+        if self.spell and self.arrivals != "markov":
+            raise InputError(
+                f"spell is {self.spell:g}, but arrivals are '{self.arrivals}'; only those of 'markov' come in spells."
+            )
+        fleet = Fleet.from_cycles(
             np.resize(np.asarray(self.cycles), self.clients),
             np.resize(np.asarray(self.offsets), self.clients) if self.offsets else None,
             arrivals=self.arrivals,
             capacity=self.capacity or None,
         )
+        if self.spell:
+            fleet = replace(fleet, arrivals=Markov(fleet.cycles(), fleet.offsets(), spell=self.spell))
+        return fleet
 
 
 FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
@@ -82,8 +100,11 @@ TABLES: dict[Any, dict[str, type[Any]]] = {
     FleetSpec: FLEETS,
     Policy: POLICIES,
     ServerRule: SERVER_RULES,
+    ServerOptimizer: SERVER_OPTIMIZERS,
     Model: MODELS,
     Optimizer: OPTIMIZERS,
+    GradientRule: GRADIENT_RULES,
+    Compressor: COMPRESSORS,
     Schedule: SCHEDULES,
     Augment: AUGMENTS,
 }
@@ -98,13 +119,17 @@ class Experiment:
     fleet: FleetSpec = CycleFleet()
     policy: Policy = UniformWindow()
     server: ServerRule = Sum()
+    server_optimizer: ServerOptimizer = ServerSGD()
     model: Model = Mlp()
     # A decaying rate: the noise of unequal participation fades with it.
     client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
+    gradients: tuple[GradientRule, ...] = ()  # what changes gradients before the client's step, in this order
+    compression: Compressor = Whole()
     rounds: int = 400
     local_steps: int = 5
     batch_size: int = 10
     keep_state: bool = True  # a client's optimiser state survives to its next round
+    state_place: str = "device"  # where it is kept: on the device that trains, or on disk
     eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
     seed: int = 0
     device: str = "auto"
@@ -134,24 +159,28 @@ class Experiment:
         return replace(self, policy=METHODS[name].policy, server=METHODS[name].server)
 
     def make_fleet(self) -> Fleet:
-        return self.fleet.build(self.local_steps)
+        return self.fleet.build(self.local_steps, self.compression)
 
-    def make_data(self, fleet: Fleet) -> FederatedData:
+    def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
         return self.data.load().split(self.split, len(fleet), fleet=fleet, seed=self.seed)
 
-    def simulation(self, **settings: Any) -> Simulation:
-        """The run, set up and ready to iterate over."""
+    def simulation(self, data: FederatedData | OnDemand | None = None, **settings: Any) -> Simulation:
+        """The run, set up and ready to iterate over. data: in place of the experiment's own."""
         fleet = self.make_fleet()
         return Simulation(
             self.model,
-            self.make_data(fleet),
+            self.make_data(fleet) if data is None else data,
             fleet,
             Method(self.policy, self.server, self.title),
             rounds=self.rounds,
             local_steps=self.local_steps,
             batch_size=self.batch_size,
             client_optimizer=self.client,
+            gradients=self.gradients,
+            compression=self.compression,
+            server_optimizer=self.server_optimizer,
             keep_optimizer_state=self.keep_state,
+            state_place=self.state_place,
             eval_every=self.eval_every or None,
             seed=self.seed,
             device=self.device,
@@ -172,4 +201,9 @@ def kind_of(value: Any) -> str:
 
 def choices(name: str) -> list[str] | None:
     """Valid texts of a plain key, where it has a fixed set."""
-    return {"trainer": list(TRAINERS), "device": ["auto", "cpu", "cuda"], "precision": list(PRECISIONS)}.get(name)
+    return {
+        "trainer": list(TRAINERS),
+        "device": ["auto", "cpu", "cuda"],
+        "precision": list(PRECISIONS),
+        "state_place": list(PLACES),
+    }.get(name)

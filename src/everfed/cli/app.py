@@ -6,8 +6,8 @@ import sys
 
 import typer
 
-from everfed.cli import data, fleet, run, runs, sweep
-from everfed.errors import DivergenceError, InputError
+from everfed.cli import bound, data, fleet, run, runs, sweep
+from everfed.errors import ClusterError, DivergenceError, InputError
 from everfed.store import StoreError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.add_typer(runs.presets_app, name="presets")
 app.add_typer(data.data_app, name="data")
 app.command("plan")(fleet.plan)
 app.command("audit")(fleet.audit)
+app.command("bound")(bound.bound)
 
 
 def version(show: bool) -> None:
@@ -58,7 +59,7 @@ def main() -> None:
             raise
         print(f"everfed: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except (DivergenceError, StoreError) as error:
+    except (ClusterError, DivergenceError, StoreError) as error:
         if debug:
             raise
         print(f"everfed: {error}", file=sys.stderr)

@@ -19,9 +19,12 @@ from everfed.energy import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import some
 from everfed.experiment import Experiment
+from everfed.learning.compress import AdaptiveQsgd
 from everfed.scheduling import Audit, PlanStep
 from everfed.scheduling import audit as run_audit
 from everfed.scheduling import plan as make_plan
+from everfed.scheduling.variance import Variance
+from everfed.server import Sum
 from everfed.simulate import resolve_device
 
 
@@ -72,16 +75,24 @@ def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
     if not isinstance(spec, DeviceFleet):
         return
     out = Table(title="from physics to cycles", title_justify="left")
-    for column in ("devices", "count", "a round, J", "supply, J", "asleep, J", "battery, rounds", "cycle E"):
+    rows = spec.assumptions(experiment.local_steps, experiment.compression)
+    quantised = isinstance(experiment.compression, AdaptiveQsgd)
+    columns = ["devices", "count", "a round, J", "supply, J", "asleep, J", "battery, rounds", "cycle E"]
+    for column in columns + ["bits"] * quantised:
         out.add_column(column, justify="left" if column == "devices" else "right")
-    for a in spec.assumptions(experiment.local_steps):
-        low, high = a.cycles
-        cycle = f"{low}" if low == high else f"{low}-{high}"
+    for a in rows:
         amounts = (f"{a.cost_j:.4g}", f"{a.supply_j:.4g}", f"{a.standby_j:.4g}", f"{a.battery_rounds:.3g}")
-        out.add_row(a.label, str(a.count), *amounts, cycle)
+        out.add_row(
+            a.label, str(a.count), *amounts, _span(a.cycles), *([_span(a.bits)] if quantised and a.bits else [])
+        )
     out.caption = f"per round of {spec.round_s:g} s, at the battery, on average over the year or the trace"
     out.caption_justify = "left"
     screen.out.print(out)
+
+
+def _span(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return f"{low}" if low == high else f"{low}-{high}"
 
 
 def _stream_json(steps: Iterator[PlanStep]) -> None:
@@ -117,6 +128,10 @@ def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, title: str) -> Table:
 def audit(
     raw: dict[str, Any],
     seeds: o.Seeds = "200",
+    deltas: Annotated[
+        str | None,
+        typer.Option(help="Lengths of the clients' updates for the variance, dealt round them, such as 1,1,1,3."),
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
@@ -132,15 +147,27 @@ def audit(
     screen = Screen(json, quiet, no_color)
     experiment = _experiment(raw)
     fleet, seed_numbers = experiment.make_fleet(), o.seed_list(seeds)
+    lengths = np.resize(o.number_list(deltas, "--deltas"), len(fleet)) if deltas else None
     with screen.err.status(f"{len(seed_numbers)} runs of {experiment.rounds} rounds"):
-        result = run_audit(fleet, experiment.policy, experiment.rounds, seed_numbers)
+        result = run_audit(
+            fleet,
+            experiment.policy,
+            experiment.rounds,
+            seed_numbers,
+            server=None if experiment.server == Sum() else experiment.server,
+            deltas=lengths,
+        )
     if json:
         screen.json(result.to_dict())
         return
     _tell_assumptions(screen, experiment)
     screen.out.print(_client_table(fleet, result, experiment.title))
     screen.out.print(_fleet_table(result))
+    if result.variance:
+        screen.out.print(_variance_table(fleet, result.variance))
     screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
+    if result.variance:
+        screen.out.print(f"[bold]Which device should get a bigger panel first?[/bold] {result.variance.advice()}")
 
 
 def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
@@ -173,6 +200,24 @@ def _fleet_table(result: Audit) -> Table:
     for text, name in rows.items():
         exact = getattr(result.exact, name)
         out.add_row(text, f"{getattr(result, name):.5g}", "-" if exact is None else f"{exact:.5g}")
+    return out
+
+
+def _variance_table(fleet: Fleet, found: Variance) -> Table:
+    cycles = fleet.cycles()
+
+    def named(client: int) -> str:
+        return f"client {client} (cycle {cycles[client]})"
+
+    out = Table(
+        title="variance of a round's update, for the cycles as they are", title_justify="left", show_header=False
+    )
+    out.add_column()
+    out.add_column(justify="right")
+    out.add_row("exact, for these updates", f"{found.exact:.5g}")
+    out.add_row("the paper's Lemma 2, for the same", f"{found.lemma2:.5g}")
+    out.add_row("noisiest client, its part", f"{named(found.noisiest)}, {found.by_client[found.noisiest]:.3g}")
+    out.add_row("where Lemma 2 is loosest", named(found.loosest))
     return out
 
 

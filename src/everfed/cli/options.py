@@ -24,7 +24,8 @@ from everfed.learning.precision import PRECISIONS
 from everfed.methods import METHODS
 from everfed.trackers import TRACKERS
 
-_FLEET, _TRAINING, _OUTPUT = "Fleet", "Training", "Output"
+_FLEET, _TRAINING, _OUTPUT, CLUSTER = "Fleet", "Training", "Output", "Cluster"
+ENGINES = ("local", "ray")
 
 
 class Short(NamedTuple):
@@ -113,7 +114,24 @@ Quiet = Annotated[
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text (so does NO_COLOR=1).", rich_help_panel=_OUTPUT)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)]
-Jobs = Annotated[int, typer.Option(help="Runs side by side; 0: one a core on a CPU, one at a time on a GPU.")]
+Jobs = Annotated[
+    int, typer.Option(help="Runs side by side (with Ray: on each GPU); 0: one a core on a CPU, one at a time on a GPU.")
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help=f"Who does the work: {_names(ENGINES)}. Ray spreads it over a cluster; it needs the extra 'ray'.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of Ray: the head's host:port, or auto (also from RAY_ADDRESS); none: a Ray is started here and ended.",
+        show_default=False,
+        rich_help_panel=CLUSTER,
+    ),
+]
 CheckpointEvery = Annotated[
     float, typer.Option(help="Seconds between checkpoints: the most work that a kill can cost.")
 ]
@@ -207,6 +225,14 @@ def seed_list(text: str) -> list[int]:
     if not seeds or min(seeds) < 0:
         raise InputError(f"--seeds is '{text}'; that names no seed, or a negative one.")
     return seeds
+
+
+def number_list(text: str, flag: str) -> list[float]:
+    """'1,2.5' as numbers, or an error that names the option."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{flag} is '{text}'; give numbers with commas, such as 1,1,1,3.") from None
 
 
 def grid_axes(texts: list[str]) -> dict[str, list[Any]]:

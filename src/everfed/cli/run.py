@@ -13,8 +13,10 @@ from rich.table import Table
 
 from everfed import config
 from everfed.cli import options as o
+from everfed.cli.engine import maker
 from everfed.cli.screen import Screen, Stop, watched
 from everfed.experiment import Experiment
+from everfed.simulate import Simulation
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.environment import training
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
@@ -35,6 +37,22 @@ def run(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say how the model would be trained, part by part and why, and exit.")
     ] = False,
+    engine: o.Engine = "local",
+    address: o.Address = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            help="Of Ray: processes that share a round's clients; 0: one a GPU or CPU.", rich_help_panel=o.CLUSTER
+        ),
+    ] = 0,
+    client_state: Annotated[
+        str | None,
+        typer.Option(
+            help="Of Ray: where clients' optimiser state lives, with its worker or with the driver.",
+            show_default="worker",
+            rich_help_panel=o.CLUSTER,
+        ),
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
@@ -58,9 +76,15 @@ def run(
         return
     folder = out or Path("everfed-out/runs") / folder_name(experiment)
     began = time.perf_counter()
-    with Stop(screen) as stop:
+    with maker(engine, address, workers, client_state, on_divergence) as make, Stop(screen) as stop:
         rounds = stored_rounds(
-            experiment, folder, checkpoint_s=checkpoint_every, on_divergence=on_divergence, stop=stop
+            experiment,
+            folder,
+            checkpoint_s=checkpoint_every,
+            on_divergence=on_divergence,
+            stop=stop,
+            make=make,
+            on_start=lambda simulation: _say_what_is_kept(simulation, screen),
         )
         followed = tracked(rounds, track or [], experiment, folder)
         done = sum(1 for _ in watched(followed, experiment.rounds, screen))
@@ -78,17 +102,25 @@ def run(
         screen.out.print(_table(stored, seconds))
 
 
+def _say_what_is_kept(simulation: Simulation, screen: Screen) -> None:
+    """Before the first round, since it may be more than the user has room for."""
+    for what in simulation.aggregator.explain():
+        screen.note(f"the server keeps {what}.")
+
+
 def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None:
     simulation = experiment.simulation(on_divergence=on_divergence)
     device, how = simulation.device.type, training(simulation.trainer)
+    kept = simulation.aggregator.explain()
     if screen.as_json:
-        screen.json({"device": device, "precision": experiment.precision, **how})
+        screen.json({"device": device, "precision": experiment.precision, **how, "server_keeps": kept})
         return
     rows = {
         "device": device,
         "precision": experiment.precision,
         "trainer": how["trainer"],
         "clients at once": f"up to {how['at_once']:,}",
+        **({"the server keeps": kept[0]} if kept else {}),
         "parts of the model": "",
     }
     lines = [*(f"{name:<20}{value}".rstrip() for name, value in rows.items()), *(f"  {part}" for part in how["parts"])]

@@ -13,6 +13,7 @@ import typer
 
 from everfed import config, report, sweep
 from everfed.cli import options as o
+from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.errors import lookup
 from everfed.methods import METHODS
@@ -32,6 +33,8 @@ def compare(
         "everfed-out/compare"
     ),
     jobs: o.Jobs = 0,
+    engine: o.Engine = "local",
+    address: o.Address = None,
     checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
     on_divergence: o.OnDivergence = "stop",
     track: o.Track = None,
@@ -53,7 +56,7 @@ def compare(
     for name in names:
         lookup(METHODS, name, "method")
     options = {"checkpoint_s": checkpoint_every, "on_divergence": on_divergence, "trackers": track or []}
-    _sweep(screen, raw, {"method": names}, seeds, out, jobs, options)
+    _sweep(screen, raw, {"method": names}, seeds, out, (engine, address, jobs), options)
 
 
 @o.takes_experiment("digits")
@@ -68,6 +71,8 @@ def sweep_command(
         "everfed-out/sweep"
     ),
     jobs: o.Jobs = 0,
+    engine: o.Engine = "local",
+    address: o.Address = None,
     checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
     on_divergence: o.OnDivergence = "stop",
     track: o.Track = None,
@@ -84,7 +89,7 @@ def sweep_command(
     """
     screen = Screen(json, quiet, no_color)
     options = {"checkpoint_s": checkpoint_every, "on_divergence": on_divergence, "trackers": track or []}
-    _sweep(screen, raw, o.grid_axes(grid), seeds, out, jobs, options)
+    _sweep(screen, raw, o.grid_axes(grid), seeds, out, (engine, address, jobs), options)
 
 
 def _sweep(
@@ -93,7 +98,7 @@ def _sweep(
     axes: dict[str, list[Any]],
     seeds: str,
     out: Path,
-    jobs: int,
+    where: tuple[str, str | None, int],
     options: dict[str, Any],
 ) -> None:
     began = time.perf_counter()
@@ -101,9 +106,8 @@ def _sweep(
     before = sum((run.folder / "result.json").exists() for run in runs)
     if before:
         screen.note(f"{before} of {len(runs)} runs in {out} were done already; delete the folder to run them again.")
-    runs[0].experiment.simulation()  # refuse bad input, and say notes once, before workers start
-    with Stop(screen) as stop, many_runs(runs, screen) as show:
-        stored = sweep.run_all(runs, jobs=jobs or None, on_progress=show, stop=stop, **options)
+    with executor(*where, runs[0].experiment) as spread, Stop(screen) as stop, many_runs(runs, screen) as show:
+        stored = sweep.run_all(runs, jobs=where[2] or None, on_progress=show, stop=stop, executor=spread, **options)
     if stop():
         done = sum(run.state == "done" for run in stored)
         screen.err.print(f"stopped; {done} of {len(runs)} runs are done. Resume with:", markup=False)
@@ -114,7 +118,8 @@ def _sweep(
 
 def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun], out: Path, began: float) -> None:
     """The summary, the page and the picture of a finished sweep."""
-    summary = sweep.summarize([(run.label, result) for run, result in zip(runs, stored, strict=True)])
+    labelled = [(run.label, result) for run, result in zip(runs, stored, strict=True)]
+    summary = report.with_measures(sweep.summarize(labelled), labelled)
     finished = [run for run in stored if run.final]
     failed = [run for run in stored if run.state != "done"]
     page = picture = None
@@ -128,7 +133,7 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
         screen.json(result)
     else:
         titles = {run.label: run.experiment.title for run in runs}
-        screen.out.print(report.table(summary, titles, runs[0].experiment.fleet.energy_unit))
+        screen.out.print(report.table(summary, titles, finished))
         screen.out.print(f"{result['seconds']:.0f} s; report: {page}; picture: {picture}", markup=False)
     if failed:
         screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.", markup=False)

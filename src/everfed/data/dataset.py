@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,27 +11,25 @@ import numpy.typing as npt
 
 from everfed.data.augment import Augment, Plain
 from everfed.data.federated import FederatedData, check_labels, checked
+from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, Split, arrange
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup, unknown
 from everfed.random import check_seed
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """A data set that nobody owns yet."""
+class Unowned(ABC):
+    """Samples that nobody owns yet: in memory (`Dataset`), or made on demand."""
 
-    name: str
-    x: npt.NDArray[Any]
-    y: npt.NDArray[np.int64]
-    test_x: npt.NDArray[Any]
-    test_y: npt.NDArray[np.int64]
-    classes: int
-    augment: Augment = Plain()
+    @abstractmethod
+    def split(
+        self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0
+    ) -> FederatedData | OnDemand:
+        """Hand every training sample to exactly one client, by a split such as ByEnergy(strength=0.5)."""
 
     def partition(
         self, clients: int, how: str = "iid", *, fleet: Fleet | None = None, seed: int = 0, **options: Any
-    ) -> FederatedData:
+    ) -> Any:
         """Hand every training sample to exactly one client, by a split of `SPLITS`.
 
         how: "iid"; "dirichlet" (alpha=0.3, per="client" or "energy-group"); or "by-energy"
@@ -43,8 +42,20 @@ class Dataset:
                 raise InputError(unknown(f"option of the '{how}' split", option, valid or ["(none)"]))
         return self.split(kind(**options), clients, fleet=fleet, seed=seed)
 
+
+@dataclass(frozen=True)
+class Dataset(Unowned):
+    """A data set in memory."""
+
+    name: str
+    x: npt.NDArray[Any]
+    y: npt.NDArray[np.int64]
+    test_x: npt.NDArray[Any]
+    test_y: npt.NDArray[np.int64]
+    classes: int
+    augment: Augment = Plain()
+
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
-        """The same with a split as a value, such as ByEnergy(strength=0.5)."""
         check_seed(seed)
         check_labels(self.y, self.classes, "training")
         if not isinstance(clients, int | np.integer) or clients < 1:

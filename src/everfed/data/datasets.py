@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from everfed.data.dataset import Dataset
+from everfed.data.dataset import Dataset, Unowned
 from everfed.data.images import Cifar10, FashionMnist, Mnist
+from everfed.data.on_demand_synthetic import Synthetic
 from everfed.errors import MissingExtraError, lookup
 from everfed.random import Purpose, permutation
 
@@ -25,7 +26,7 @@ def load(name: str) -> Dataset:
 class Source(Protocol):
     """The shape of every data set in `DATASETS`. Fields are its options."""
 
-    def load(self) -> Dataset: ...
+    def load(self) -> Unowned: ...
 
 
 @dataclass(frozen=True)
@@ -50,4 +51,5 @@ DATASETS: dict[str, type[Any]] = {
     "cifar10": Cifar10,
     "mnist": Mnist,
     "fashion-mnist": FashionMnist,
+    "synthetic": Synthetic,
 }

@@ -52,6 +52,11 @@ class FederatedData:
         """The sample numbers of one client."""
         return self.order[self.starts[client] : self.starts[client + 1]]
 
+    def label_mixes(self, groups: Sequence[Ints]) -> list[npt.NDArray[np.float64]]:
+        """[classes] for each group of clients: how many samples of each class it holds."""
+        counts = self.label_counts()
+        return [counts[clients].sum(axis=0).astype(np.float64) for clients in groups]
+
     def label_counts(self) -> Ints:
         """[N, classes]: how many samples of each class each client holds."""
         counts = np.zeros((len(self), self.classes), np.int64)
@@ -73,11 +78,11 @@ def from_arrays(
     """
     if len(clients) == 0:
         raise InputError("no clients were given; data needs one (x, y) pair a client.")
-    pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+    pairs = [as_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
     empty = [i for i, (x, _) in enumerate(pairs) if len(x) == 0]
     if empty:
         raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
-    test_pair = _pair(test, "the test set") if test is not None else None
+    test_pair = as_pair(test, "the test set") if test is not None else None
     _check_alike(pairs if test_pair is None else [*pairs, test_pair])
     x = np.concatenate([x for x, _ in pairs])
     y = np.concatenate([y for _, y in pairs])
@@ -127,7 +132,7 @@ def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
         )
 
 
-def _pair(pair: tuple[Any, Any], whose: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def as_pair(pair: tuple[Any, Any], whose: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """NumPy arrays from lists, arrays or CPU tensors; floats as float32, labels as int64."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InputError(f"{whose} must be a pair (x, y); got {type(pair).__name__}.")

@@ -17,10 +17,12 @@ from torch.func import functional_call, vmap
 from everfed.arrays import Ints
 from everfed.errors import EverfedWarning, InputError
 from everfed.learning.dropout import counted_dropout
-from everfed.learning.local import ClientStates, PlainTrained, Task, Trained
+from everfed.learning.gradients import adjusted
+from everfed.learning.local import PlainTrained, Task, Trained
 from everfed.learning.memory import budget
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
+from everfed.learning.rows import ClientRows
 
 # Matrices of one row a client that live at once besides the optimiser's state: parameters,
 # gradients, the parts they are concatenated from, and the optimiser's temporaries.
@@ -34,7 +36,9 @@ class Batched:
         """reason: why the task has no faster trainer."""
         self.task, self.reason = task, reason
         self.module = task.module.train()
-        self.states = ClientStates(task.optimizer, len(task.data.sizes), task.layout.size, task.data.device)
+        device = task.data.device
+        empty = task.optimizer.init(0, task.layout.size, device)
+        self.states = ClientRows(empty, len(task.data.sizes), device, task.state_place)
         self.bytes_per_client, self.drops = _trial(task)
         self.chunk = max(1, budget(task) // self.bytes_per_client)
 
@@ -88,6 +92,7 @@ class Batched:
         for step in range(task.local_steps):
             x, y = task.data.samples(numbers[:, step], who, first + step, task.seed)
             grads, losses = self._gradients(rows, x, y, who, first + step)
+            grads = adjusted(task.gradients, grads, rows, params, clients)
             task.optimizer.step(rows, grads, state, rate(task.optimizer, first + step, task.iterations))
             total += losses
         if task.keep_state:
@@ -155,7 +160,7 @@ def _trial(task: Task) -> tuple[int, bool]:
     numbers = torch.zeros(task.batch_size, dtype=torch.int64, device=data.device)
     dropout = counted_dropout(task.seed, numbers[0], 0)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t), dropout:
-        task.loss(task.module(data.inputs(task.batch_size)), data.y[numbers])
+        task.loss(task.module(data.inputs(task.batch_size)), data.targets(task.batch_size))
     state = task.optimizer.init(1, task.layout.size, data.device)
     state_bytes = sum(t.numel() * t.element_size() for t in state.values())
     # The backward pass holds gradients of activations while the saved ones are still there.

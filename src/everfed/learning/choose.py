@@ -28,7 +28,7 @@ def auto(task: Task) -> Trainer:
     """Kernels where they exist for the model; else the faster of the other two."""
     if task.data.device.type == "cpu":  # spares importing Triton where it cannot help
         work = _convolutions(task)
-        if work > _MOST_TOGETHER:
+        if work > _MOST_TOGETHER and not _spills(task):
             return OneByOne(task, f"{work / 1e6:.0f} MFLOP of convolutions a batch keep a CPU busy with one client")
         return Batched(task, "kernels need a GPU, and this run trains on the CPU")
     trainer, reason = _fast(task)
@@ -47,7 +47,18 @@ def _convolutions(task: Task) -> int:
     return int(counter.get_total_flops())
 
 
+def _spills(task: Task) -> bool:
+    return task.keep_state and task.state_place == "disk"
+
+
 def _fast(task: Task) -> tuple[Trainer | None, str]:
+    if not task.data.whole:
+        return None, "the kernels read samples that lie on the device, and these are loaded on demand"
+    if _spills(task):
+        return None, "the kernels keep the clients' optimiser state on the device, and it is to be kept on disk"
+    if task.gradients:
+        names = ", ".join(type(rule).__name__.strip("_") for rule in task.gradients)
+        return None, f"the kernels step right after the backward pass and leave no room for {names}"
     try:
         from everfed.learning.fast.lower import CannotLowerError
         from everfed.learning.fast.trainer import Kernels

@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from everfed.arrays import Floats
 from everfed.data.federated import FederatedData
+from everfed.data.on_demand import OnDemand
 from everfed.energy.fleet import Fleet
 from everfed.learning.layout import Layout
 from everfed.learning.local import Loss
@@ -67,7 +68,7 @@ class Evaluator:
         self,
         module: nn.Module,
         layout: Layout,
-        data: FederatedData,
+        data: FederatedData | OnDemand,
         fleet: Fleet,
         loss: Loss,
         device: torch.device,
@@ -79,8 +80,9 @@ class Evaluator:
         self.classes = data.classes
         self.mixes: dict[str, Floats] = {}
         if self.classes:
-            counts = data.label_counts()
-            self.mixes = {g.label: counts[g.clients].sum(axis=0).astype(np.float64) for g in fleet.groups()}
+            groups = fleet.groups()
+            mixes = data.label_mixes([g.clients for g in groups])
+            self.mixes = {g.label: mix for g, mix in zip(groups, mixes, strict=True)}
 
     def __call__(self, params: Tensor) -> Metrics | None:
         """None without a test set."""

@@ -1,19 +1,19 @@
-"""What all trainers share: the task, the minibatches, the per-client optimiser state."""
+"""What all trainers share: the task, the minibatches, the shape of results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData
+from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
-from everfed.learning.optim import Optimizer, State
+from everfed.learning.optim import Optimizer
 from everfed.random import Purpose, philox
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -35,6 +35,8 @@ class Task:
     seed: int
     memory_budget: int | None = None  # bytes for the clients trained at once; None: from what is free
     precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
+    gradients: tuple[GradientRule, ...] = ()  # what happens to gradients before the optimiser's step
+    state_place: str = "device"  # or "disk": where the clients' optimiser state is kept
 
     @property
     def iterations(self) -> int:
@@ -102,7 +104,9 @@ class Trainer(Protocol):
 
 
 class DeviceData:
-    """Federated data as tensors on the device that trains."""
+    """Federated data as tensors on the device that trains, all of them. `held.HeldData` loads on demand."""
+
+    whole: ClassVar[bool] = True  # whether every client's samples are there
 
     def __init__(self, data: FederatedData, device: torch.device) -> None:
         self.device = device
@@ -114,17 +118,25 @@ class DeviceData:
         self.sizes = torch.as_tensor(data.sizes(), device=device)
 
     def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
-        """Sample numbers [clients, steps, batch], drawn uniformly with replacement.
+        """Sample numbers [clients, steps, batch], drawn uniformly with replacement; good until the next draw.
 
         A draw depends on the seed, the client and the local iteration alone, so all methods
         compared under one seed meet the same minibatches, on any device.
         """
+        return self._numbers(clients, self._within(clients, first, steps, batch, seed))
+
+    def _within(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
+        """Which of the client's own samples, from 0 on."""
         iteration = (first + torch.arange(steps, device=self.device))[None, :, None]
         block = torch.arange((batch + 3) // 4, device=self.device)
         counter = torch.broadcast_tensors(iteration, block, clients[:, None, None])
         words = philox((*counter, int(Purpose.BATCH)), (seed & 0xFFFFFFFF, seed >> 32))
         word = torch.stack(words, dim=-1).flatten(2)[:, :, :batch]
-        within = (word * self.sizes[clients][:, None, None]) >> 32
+        within: Tensor = (word * self.sizes[clients][:, None, None]) >> 32
+        return within
+
+    def _numbers(self, clients: Tensor, within: Tensor) -> Tensor:
+        """Where these samples lie in `x` and `y`."""
         return self.order[self.starts[clients][:, None, None] + within]
 
     def samples(self, numbers: Tensor, clients: Tensor, iteration: int | Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -146,43 +158,6 @@ class DeviceData:
         numbers = torch.arange(count, device=self.device) % len(self.y)
         return self.augment.evaluate(self.x[numbers])
 
-
-class ClientStates:
-    """Optimiser state of the clients seen so far, one row each; memory follows participants."""
-
-    def __init__(self, optimizer: Optimizer, clients: int, size: int, device: torch.device) -> None:
-        self.optimizer, self.size, self.device = optimizer, size, device
-        self.row_of = np.full(clients, -1, np.int64)
-        self.used = 0
-        self.table: State = optimizer.init(0, size, device)
-
-    def gather(self, clients: Ints) -> State:
-        """The rows of these clients; zeros for a client that has not trained before."""
-        rows = self._rows(clients)
-        return {name: column[rows] for name, column in self.table.items()}
-
-    def scatter(self, clients: Ints, state: State) -> None:
-        rows = self._rows(clients)
-        for name, column in self.table.items():
-            column[rows] = state[name]
-
-    def _rows(self, clients: Ints) -> Tensor:
-        new = clients[self.row_of[clients] < 0]
-        self.row_of[new] = np.arange(self.used, self.used + len(new))
-        self.used += len(new)
-        for name, column in self.table.items():
-            if self.used > len(column):
-                room = min(max(self.used, 2 * len(column)), len(self.row_of))
-                grown = column.new_zeros(room, *column.shape[1:])
-                grown[: len(column)] = column
-                self.table[name] = grown
-        return torch.as_tensor(self.row_of[clients], device=self.device)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        kept = {name: column[: self.used].clone() for name, column in self.table.items()}
-        return {"row_of": torch.from_numpy(self.row_of.copy()), **kept}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.row_of = state["row_of"].cpu().numpy().copy()
-        self.used = int(self.row_of.max(initial=-1)) + 1
-        self.table = {n: state[n].clone().to(self.device) for n in self.table}
+    def targets(self, count: int) -> Tensor:
+        """The targets of the same samples."""
+        return self.y[torch.arange(count, device=self.device) % len(self.y)]

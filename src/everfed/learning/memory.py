@@ -19,10 +19,10 @@ def budget(task: Task) -> int:
     if task.data.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(task.data.device)
         return int(free * _PART_OF_FREE)
-    return min(int(_free_memory() * _PART_OF_FREE), CPU_CEILING)
+    return min(int(free_memory() * _PART_OF_FREE), CPU_CEILING)
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes of main memory that are available, or a guess where nobody tells."""
     try:
         with open("/proc/meminfo") as lines:

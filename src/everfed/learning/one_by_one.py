@@ -10,11 +10,14 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from everfed.arrays import Ints
+from everfed.errors import InputError
 from everfed.learning.dropout import counted_dropout
+from everfed.learning.gradients import adjusted
 from everfed.learning.local import PlainTrained, Task, Trained
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
@@ -27,6 +30,8 @@ class OneByOne:
 
     def __init__(self, task: Task, reason: str = "it was asked for") -> None:
         """reason: why the clients are not trained together."""
+        if task.state_place == "disk" and task.keep_state:
+            raise InputError("trainer 'one-by-one' keeps the clients' state in memory; for 'disk' use 'batched'.")
         self.task, self.reason = task, reason
         self.module = copy.deepcopy(task.module).train()
         self.states: dict[int, dict[str, Any]] = {}
@@ -58,11 +63,23 @@ class OneByOne:
                 outputs = module(x)
             loss = task.loss(outputs.float(), y)
             loss.backward()
+            self._adjust(params, client)
             optimizer.step()
             losses.append(loss.detach())
         if task.keep_state:
             self.states[client] = copy.deepcopy(optimizer.state_dict())
         return task.layout.flatten(module) - params, torch.stack(losses).mean()
+
+    def _adjust(self, params: Tensor, client: int) -> None:
+        """Let the task's rules change the gradients."""
+        if not self.task.gradients:
+            return
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        rows = [torch.cat([t.reshape(-1) for t in ts])[None] for ts in ([_gradient(p) for p in trained], trained)]
+        grads, values = (row.detach() for row in rows)
+        changed = adjusted(self.task.gradients, grads, values, params, np.array([client]))[0]
+        for parameter, part in zip(trained, changed.split([p.numel() for p in trained]), strict=True):
+            parameter.grad = part.view_as(parameter)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
@@ -81,3 +98,7 @@ class OneByOne:
             client, parameter, name = key.split(".")
             kept = self.states.setdefault(int(client), {**frame, "state": {}})
             kept["state"].setdefault(int(parameter), {})[name] = value.clone()
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -28,6 +28,8 @@ def stored_rounds(
     checkpoint_s: float = DEFAULT_CHECKPOINT_S,
     on_divergence: str = "stop",
     stop: Callable[[], bool] = lambda: False,
+    make: Callable[[Experiment], Simulation] | None = None,
+    on_start: Callable[[Simulation], None] = lambda simulation: None,
 ) -> Iterator[RoundRecord]:
     """Run an experiment in a folder; yields the rounds that are still to be done.
 
@@ -36,6 +38,8 @@ def stored_rounds(
     saved and the iteration ends. A run that is done already yields nothing.
 
     checkpoint_s: seconds between checkpoints: the most work that a kill can cost.
+    make: sets the run up in another way than as a simulation on this machine.
+    on_start: is shown the run when it is set up, before its first round.
     """
     folder = RunFolder(path)
     folder.hold(experiment)
@@ -46,7 +50,9 @@ def stored_rounds(
                 raise DivergenceError(result["message"])
             return
         folder.reopen()
-        yield from _Writing(folder, experiment, checkpoint_s, on_divergence).rounds(stop)
+        writing = _Writing(folder, experiment, checkpoint_s, on_divergence, make)
+        on_start(writing.simulation)
+        yield from writing.rounds(stop)
     except OSError as error:
         raise disk_error(path, error) from error
     finally:
@@ -56,15 +62,23 @@ def stored_rounds(
 class _Writing:
     """One start of a run: what is open, and when it was last saved."""
 
-    def __init__(self, folder: RunFolder, experiment: Experiment, checkpoint_s: float, on_divergence: str) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        checkpoint_s: float,
+        on_divergence: str,
+        make: Callable[[Experiment], Simulation] | None,
+    ) -> None:
         self.folder, self.path, self.checkpoint_s = folder, folder.path, checkpoint_s
-        self.simulation = experiment.simulation(on_divergence=on_divergence)
+        self.simulation = make(experiment) if make else experiment.simulation(on_divergence=on_divergence)
         self.records = RecordsFile(self.path / "records.arrow")
         self.unwritten: list[RoundRecord] = []
         self.saved_at = time.monotonic()
         _restore(self.simulation, self.records)
         found = environment(self.simulation.device, experiment.precision, self.simulation.trainer)
-        folder.add_environment({**found, "from_round": self.simulation.done})
+        kept = self.simulation.aggregator.explain()
+        folder.add_environment({**found, "server_keeps": kept, "from_round": self.simulation.done})
 
     def rounds(self, stop: Callable[[], bool]) -> Iterator[RoundRecord]:
         simulation, last = self.simulation, None

@@ -1,0 +1,85 @@
+"""Clients' samples from a Hugging Face data set (extra `datasets`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.arrays import Ints
+from everfed.data.on_demand import Samples
+from everfed.data.on_demand_sources import ranges
+from everfed.errors import InputError, MissingExtraError, unknown
+
+
+@dataclass(frozen=True, eq=False)
+class HuggingFace:
+    """Rows of a `datasets.Dataset`, which lie on disk as Arrow files and are mapped.
+
+    rows: the row numbers client after client; starts: [N + 1], client i has rows[starts[i]:starts[i + 1]].
+    `by_column` and `by_owner` make them. x and y: the columns of inputs and of labels. Images become
+    bytes [channels, height, width].
+    """
+
+    table: Any  # datasets.Dataset
+    rows: Ints
+    starts: Ints
+    x: str = "x"
+    y: str = "label"
+
+    @classmethod
+    def by_column(cls, table: Any, client: str, x: str = "x", y: str = "label") -> HuggingFace:
+        """Clients from a column that names them (numbers or texts), in the order of the sorted names."""
+        _check(table, (client, x, y))
+        _, owner = np.unique(np.asarray(table.with_format("numpy")[client][:]), return_inverse=True)
+        return cls.by_owner(table, owner, x, y)
+
+    @classmethod
+    def by_owner(cls, table: Any, owner: Sequence[int] | Ints, x: str = "x", y: str = "label") -> HuggingFace:
+        """Clients from a number for each row, such as a split of `SPLITS` assigns."""
+        _check(table, (x, y))
+        owners = np.asarray(owner)
+        if len(owners) != len(table):
+            raise InputError(f"{len(owners)} owners were given for {len(table)} rows; give one a row.")
+        sizes = np.bincount(owners)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        return cls(table, np.argsort(owners, kind="stable"), starts, x, y)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def sizes(self) -> Ints:
+        return np.diff(self.starts)
+
+    def read(self, clients: Ints) -> Samples:
+        rows = self.rows[ranges(self.starts[clients], self.starts[clients + 1])]
+        found = self.table.with_format("numpy")[rows]
+        return _inputs(found[self.x], self.x), np.asarray(found[self.y])
+
+
+def _inputs(column: Any, name: str) -> npt.NDArray[Any]:
+    try:
+        x = np.stack([np.asarray(sample) for sample in column])
+    except ValueError:
+        raise InputError(f"the samples in the column '{name}' differ in shape; all must be alike.") from None
+    if x.dtype == np.uint8 and x.ndim >= 3:  # pictures: channels first
+        return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return x
+
+
+def _check(table: Any, columns: tuple[str, ...]) -> None:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError("Hugging Face data sets need the extra: pip install 'everfed[datasets]'.") from error
+    if not isinstance(table, datasets.Dataset):
+        raise InputError(
+            f"the table is a {type(table).__name__}; give one split as a datasets.Dataset, such as "
+            "datasets.load_dataset(name, split='train')."
+        )
+    for name in columns:
+        if name not in table.column_names:
+            raise InputError(unknown("column", name, table.column_names))

@@ -1,0 +1,210 @@
+"""Clients' samples from Parquet files in which a client's rows lie together.
+
+Two layouts are read, also mixed: one file a client in folders such as `client=17/` (Hive's
+partitioning), and files of many clients with a column that holds the client's number. For large
+fleets the second: a million small files are slow on any disk. Smaller row groups read less besides
+what is wanted, and larger ones open faster.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.arrays import Ints
+from everfed.data.on_demand import ClientSource, Samples
+from everfed.data.on_demand_sources import batches, ranges
+from everfed.errors import InputError, MissingExtraError, some
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingExtraError("Parquet files need pyarrow: pip install pyarrow.") from error
+    return parquet
+
+
+@dataclass(frozen=True, eq=False)
+class Parquet:
+    """A Parquet file, or a folder of them. Clients are numbered from 0 without gaps.
+
+    x: the column of inputs (numbers, or lists of equal length), or the columns of single numbers that
+    make an input. y: the column of labels. client: the column, or the key in folders' names. shape: of
+    one sample, where lists are to be reshaped, such as (1, 28, 28).
+    """
+
+    path: str | Path
+    x: str | tuple[str, ...] = "x"
+    y: str = "y"
+    client: str = "client"
+    shape: tuple[int, ...] = ()
+    _open: dict[int, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self._index.sizes)
+
+    def sizes(self) -> Ints:
+        return self._index.sizes
+
+    def read(self, clients: Ints) -> Samples:
+        index = self._index
+        parts: list[Samples | None] = [None] * len(clients)
+        for number in np.unique(index.file[clients]).tolist():
+            inside = np.flatnonzero(index.file[clients] == number)
+            who = clients[inside]
+            x, y = self._rows(number, index.start[who], index.start[who] + index.sizes[who])
+            cuts = np.cumsum(index.sizes[who])[:-1]
+            for place, one_x, one_y in zip(inside.tolist(), np.split(x, cuts), np.split(y, cuts), strict=True):
+                parts[place] = (one_x, one_y)
+        found = [part for part in parts if part is not None]
+        return np.concatenate([x for x, _ in found]), np.concatenate([y for _, y in found])
+
+    def _rows(self, number: int, starts: Ints, ends: Ints) -> Samples:
+        """Rows of one file; only the row groups that hold some of them are read."""
+        file = self._file(number)
+        sizes = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        rows = ranges(starts, ends)
+        group = np.searchsorted(bounds, rows, side="right") - 1
+        wanted, which = np.unique(group, return_inverse=True)
+        names = [self.x] if isinstance(self.x, str) else list(self.x)
+        table = file.read_row_groups(wanted.tolist(), columns=[*names, self.y])
+        # Where the groups that were read begin in what was read.
+        begins = np.cumsum([sizes[g] for g in wanted]) - np.array([sizes[g] for g in wanted])
+        table = table.take(rows - bounds[group] + begins[which])
+        return self._inputs(table, names), _numbers(table.column(self.y), self.y)
+
+    def _inputs(self, table: Any, names: list[str]) -> npt.NDArray[Any]:
+        if len(names) == 1:
+            x = _numbers(table.column(names[0]), names[0])
+        else:
+            x = np.stack([_numbers(table.column(name), name) for name in names], axis=1)
+        if not self.shape:
+            return x
+        try:
+            return x.reshape(len(x), *self.shape)
+        except ValueError:
+            raise InputError(f"samples of {x[0].size} numbers do not have the shape {self.shape}.") from None
+
+    def _file(self, number: int) -> Any:
+        if number not in self._open:
+            if len(self._open) >= _MOST_OPEN:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[number] = _parquet().ParquetFile(self._index.paths[number])
+        return self._open[number]
+
+    @cached_property
+    def _index(self) -> _Index:
+        return _indexed(Path(self.path), self.client, (*([self.x] if isinstance(self.x, str) else self.x), self.y))
+
+
+_MOST_OPEN = 32
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Where each client's rows are."""
+
+    paths: list[Path]
+    file: Ints  # [N] a number of `paths`
+    start: Ints  # [N]
+    sizes: Ints  # [N]
+
+
+def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
+    """One pass over the column of clients; the samples are not read."""
+    parquet = _parquet()
+    paths = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if not paths:
+        raise InputError(f"there are no Parquet files in '{path}'.")
+    whose, file, start, sizes = [], [], [], []
+    for number, one in enumerate(paths):
+        with parquet.ParquetFile(one) as opened:
+            known = opened.schema_arrow.names
+            missing = [name for name in columns if name not in known]
+            if missing:
+                raise InputError(f"'{one}' has no column '{missing[0]}'; it has {some(known, 10)}.")
+            owners = _owners(opened, one, client)
+        cuts = np.flatnonzero(np.diff(owners)) + 1
+        begins = np.concatenate([[0], cuts]).astype(np.int64)[: len(owners)]
+        whose.append(owners[begins])
+        file.append(np.full(len(begins), number))
+        start.append(begins)
+        sizes.append(np.diff(np.concatenate([begins, [len(owners)]])))
+    who = np.concatenate(whose)
+    found, count = np.unique(who, return_counts=True)
+    if np.any(count > 1):
+        raise InputError(f"the rows of client {some(found[count > 1])} do not lie together; sort the files by client.")
+    if len(found) == 0 or found[0] != 0 or found[-1] != len(found) - 1:
+        raise InputError(
+            f"the files in '{path}' hold {len(found)} clients, which must be numbered from 0 on without gaps."
+        )
+    order = np.argsort(who)
+    return _Index(paths, *(np.concatenate(part)[order] for part in (file, start, sizes)))
+
+
+def _owners(opened: Any, path: Path, client: str) -> Ints:
+    """[rows] the client of each row of a file."""
+    folder = re.fullmatch(rf"{re.escape(client)}=(\d+)", path.parent.name)
+    if folder:
+        return np.full(opened.metadata.num_rows, int(folder[1]))
+    if client not in opened.schema_arrow.names:
+        raise InputError(f"'{path}' has no column '{client}' and lies in no folder such as '{client}=0'.")
+    return _numbers(opened.read(columns=[client]).column(client), client).astype(np.int64)
+
+
+def _numbers(column: Any, name: str) -> npt.NDArray[Any]:
+    """A column of numbers [rows], or of lists of equal length [rows, length]."""
+    array = column.combine_chunks()
+    if array.null_count:
+        raise InputError(f"the column '{name}' has empty places; every sample needs a value.")
+    shape: list[int] = [len(array)]
+    while hasattr(array.type, "value_type"):
+        inner = array.flatten()
+        if len(array) and len(inner) % len(array):
+            raise InputError(f"the lists in the column '{name}' differ in length; all samples must be alike.")
+        if not hasattr(array.type, "list_size") and len(np.unique(array.value_lengths().to_numpy())) > 1:
+            raise InputError(f"the lists in the column '{name}' differ in length; all samples must be alike.")
+        shape.append(len(inner) // max(len(array), 1))
+        array = inner
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    if values.dtype.kind not in "fiub":
+        raise InputError(f"the column '{name}' holds {array.type}; samples and labels are numbers.")
+    return values.reshape(shape)
+
+
+def save_parquet(
+    source: ClientSource, folder: str | Path, *, clients_a_file: int = 10_000, clients_a_group: int = 16
+) -> None:
+    """Write a source as Parquet files of many clients each, some clients a row group.
+
+    Inputs of more than one dimension become lists of numbers; read them with `shape`.
+    """
+    parquet = _parquet()
+    import pyarrow as pa
+
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for number, members in enumerate(batches(len(source), clients_a_file)):
+        writer = None
+        try:
+            for few in batches(len(members), clients_a_group):
+                clients = members[few]
+                x, y = source.read(clients)
+                flat = np.ascontiguousarray(x).reshape(len(x), -1)
+                lists = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])
+                owner = np.repeat(clients, source.sizes()[clients])
+                table = pa.table({"client": owner, "x": lists if x.ndim > 1 else pa.array(x), "y": pa.array(y)})
+                if writer is None:
+                    writer = parquet.ParquetWriter(target / f"part-{number:05d}.parquet", table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()

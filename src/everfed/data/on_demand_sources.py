@@ -1,0 +1,135 @@
+"""Clients' samples from arrays in memory, from arrays mapped from disk, or from a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.arrays import Ints
+from everfed.data.federated import FederatedData, as_pair
+from everfed.data.on_demand import ClientSource, Samples
+from everfed.errors import InputError
+
+_FILES = ("x.npy", "y.npy", "starts.npy")
+
+# Samples copied at once when a source is written to disk, in clients.
+_CLIENTS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Samples client after client in two arrays, in memory or mapped from disk by `open`.
+
+    starts: [N + 1], client i has x[starts[i]:starts[i + 1]].
+    """
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+    starts: Ints
+
+    def __post_init__(self) -> None:
+        starts = np.asarray(self.starts)
+        if starts.ndim != 1 or len(starts) < 2 or starts.dtype.kind not in "iu":
+            raise InputError(
+                "starts must be a list of whole numbers: where each client begins, and where the last ends."
+            )
+        if len(self.x) != len(self.y) or starts[0] != 0 or starts[-1] != len(self.x) or np.any(np.diff(starts) < 0):
+            raise InputError(
+                f"starts must rise from 0 to the number of samples; they go from {starts[0]} to {starts[-1]} "
+                f"for {len(self.x)} samples and {len(self.y)} labels."
+            )
+
+    @classmethod
+    def of(cls, data: FederatedData) -> Arrays:
+        """The samples of federated data in memory, in the order of their owners."""
+        return cls(data.x[data.order], data.y[data.order], data.starts)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Arrays:
+        """Map x.npy, y.npy and starts.npy of a folder: the system reads what is used, when it is used."""
+        found = [Path(folder) / name for name in _FILES]
+        missing = [path.name for path in found if not path.is_file()]
+        if missing:
+            raise InputError(f"'{folder}' has no {', '.join(missing)}; clients' arrays are {', '.join(_FILES)}.")
+        x, y = (np.load(path, mmap_mode="r") for path in found[:2])
+        return cls(x, y, np.load(found[2]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def sizes(self) -> Ints:
+        return np.diff(self.starts)
+
+    def read(self, clients: Ints) -> Samples:
+        rows = ranges(self.starts[clients], self.starts[clients + 1])
+        return self.x[rows], self.y[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """Samples made by a function of the client's number, afresh whenever they are needed.
+
+    make(client) -> (x, y) must give the same samples every time: seed its generator with the number.
+    """
+
+    samples: Sequence[int] | Ints  # of each client
+    make: Callable[[int], tuple[Any, Any]]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def sizes(self) -> Ints:
+        return np.asarray(self.samples, np.int64)
+
+    def read(self, clients: Ints) -> Samples:
+        pairs = [as_pair(self.make(client), f"client {client}") for client in clients.tolist()]
+        for client, (x, _) in zip(clients.tolist(), pairs, strict=True):
+            if len(x) != self.samples[client]:
+                raise InputError(
+                    f"client {client} was made {len(x)} samples; {self.samples[client]} were said to be its number."
+                )
+        return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
+
+
+def save_arrays(source: ClientSource, folder: str | Path) -> Arrays:
+    """Write a source as arrays that `Arrays.open` maps, a few clients at a time, and open them."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    starts = np.concatenate([[0], np.cumsum(source.sizes())])
+    files: list[npt.NDArray[Any]] = []
+    for clients in batches(len(source)):
+        parts = source.read(clients)
+        if not files:
+            files = [
+                np.lib.format.open_memmap(target / name, "w+", part.dtype, (int(starts[-1]), *part.shape[1:]))
+                for name, part in zip(_FILES, parts, strict=False)
+            ]
+        for file, part in zip(files, parts, strict=True):
+            file[starts[clients[0]] : starts[clients[-1] + 1]] = part
+    for file in files:
+        file.flush()  # type: ignore[attr-defined]
+    np.save(target / _FILES[2], starts)
+    return Arrays.open(target)
+
+
+def batches(clients: int, at_once: int = _CLIENTS_AT_ONCE) -> Iterator[Ints]:
+    """All client numbers, some at a time."""
+    for start in range(0, clients, at_once):
+        yield np.arange(start, min(start + at_once, clients))
+
+
+def ranges(starts: Ints, ends: Ints) -> Ints:
+    """starts[0], starts[0] + 1, ..., ends[0] - 1, starts[1], ...: many ranges in one array.
+
+    >>> ranges(np.array([5, 0]), np.array([7, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    sizes = ends - starts
+    shift = starts - (np.cumsum(sizes) - sizes)
+    positions: Ints = np.arange(int(sizes.sum())) + np.repeat(shift, sizes)
+    return positions
