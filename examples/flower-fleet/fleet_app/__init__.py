@@ -1,0 +1,1 @@
+"""Eight devices on harvested energy train one model."""

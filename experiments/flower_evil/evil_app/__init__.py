@@ -1,0 +1,1 @@
+"""Nodes that lie, each as its configuration says."""

@@ -1,0 +1,105 @@
+"""What a client does in a round: the simulator's local training, on its own data alone."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from everfed.data.federated import FederatedData, from_arrays
+from everfed.data.on_demand import OnDemand
+from everfed.errors import EverfedWarning, InputError
+from everfed.experiment import Experiment
+from everfed.flower.client import Samples
+from everfed.flower.memory import Memory
+from everfed.flower.messages import ARRAYS, METRICS, Ask, Vector, as_record
+
+_KEPT = "trainer"
+
+
+class LocalTraining:
+    """One client's trainer: the same minibatches, steps and optimiser state as in a simulation."""
+
+    def __init__(self, experiment: Experiment, client: int, samples: Samples | None = None) -> None:
+        """samples: gives a client's own (x, y); None: its part of the experiment's data set."""
+        fleet = experiment.make_fleet()
+        if samples is None:
+            data = alone(experiment.make_data(fleet), client)
+        else:
+            data = _placed(from_arrays([samples(client)]), client, len(fleet))
+        self.client, self.keeps = client, experiment.keep_state
+        with warnings.catch_warnings():  # what there is to say of the whole fleet, the server has said
+            warnings.simplefilter("ignore", EverfedWarning)
+            self.run = experiment.simulation(data)
+        self.shapes = {n: tuple(s) for n, s in zip(self.run.layout.names, self.run.layout.shapes, strict=True)}
+
+    def train(self, sent: Vector, ask: Ask, memory: Memory) -> tuple[Vector, float]:
+        """(the parameters after the round, the mean loss of its steps)."""
+        if self.keeps:
+            self._recall(ask.round, memory)
+        params = torch.from_numpy(sent).to(self.run.device)
+        for trained in self.run.trainer.train(params, np.array([self.client]), ask.round):
+            loss = float(trained.losses[0])
+            after = params + trained.deltas[0]
+        if self.keeps:
+            self._keep(ask, memory)
+        result: Vector = after.cpu().numpy()
+        return result, loss
+
+    def _recall(self, round: int, memory: Memory) -> None:
+        """Go on from the optimiser's state before this round, even if the round was trained once already."""
+        earlier = [name for name in memory.names(_KEPT) if _round_of(name) < round]
+        kept = memory.load(earlier[-1]) if earlier else None
+        if kept is not None:
+            self.run.trainer.load_state_dict({name: torch.from_numpy(value) for name, value in kept.items()})
+
+    def _keep(self, ask: Ask, memory: Memory) -> None:
+        """Keep the state after this round, and of older ones what a restarted server may come back to."""
+        state = {name: value.cpu().numpy() for name, value in self.run.trainer.state_dict().items()}
+        if sum(value.size for name, value in state.items() if name != "row_of") == 0:
+            return  # an optimiser without state
+        memory.save(f"{_KEPT}-{ask.round:010d}", state)
+        settled = [name for name in memory.names(_KEPT) if _round_of(name) < ask.back_to]
+        for name in settled[:-1]:
+            memory.drop(name)
+
+    def reply(self, message: Message, ask: Ask, memory: Memory) -> Message:
+        """Train as a message asks, and answer as Flower's apps do."""
+        arrays = message.content.get(ARRAYS)
+        if not isinstance(arrays, ArrayRecord) or set(arrays) != set(self.shapes):
+            raise InputError("the server sent another model than this client trains; give both the same experiment.")
+        sent = np.concatenate([arrays[name].numpy().reshape(-1) for name in self.shapes])
+        after, loss = self.train(sent, ask, memory)
+        metrics = MetricRecord({"train_loss": loss, "num-examples": int(self.run.data.sizes()[self.client])})
+        return Message(RecordDict({ARRAYS: as_record(after, self.shapes), METRICS: metrics}), reply_to=message)
+
+
+def alone(data: FederatedData | OnDemand, client: int) -> FederatedData:
+    """The same federation as one client sees it: its own samples, and nobody else's."""
+    if not 0 <= client < len(data):
+        raise InputError(f"this node is client {client}, but the data have clients 0 to {len(data) - 1}.")
+    if isinstance(data, OnDemand):
+        x, y = data.alone(client)
+        none = np.zeros(1, np.int64)  # starts, which are set below
+        return _placed(
+            FederatedData(x, y, np.arange(len(x)), none, x[:0], y[:0], data.classes, data.name, data.augment),
+            client,
+            len(data),
+        )
+    own = data.samples_of(client)
+    mine = replace(data, x=data.x[own], y=data.y[own], order=np.arange(len(own)), test_x=data.test_x[:0],
+                   test_y=data.test_y[:0])  # fmt: skip
+    return _placed(mine, client, len(data))
+
+
+def _placed(mine: FederatedData, client: int, clients: int) -> FederatedData:
+    """The samples of one client under its own number, since its minibatches depend on that."""
+    starts = np.where(np.arange(clients + 1) <= client, 0, len(mine.order))
+    return replace(mine, starts=starts)
+
+
+def _round_of(name: str) -> int:
+    return int(name.removeprefix(f"{_KEPT}-"))

@@ -1,0 +1,256 @@
+"""A whole fleet on one machine, with real processes and real connections: to try an app, and to break it.
+
+    with Loopback(folder, clients=8) as fleet:
+        fleet.start()
+        state = fleet.run(app, {"folder": str(folder / "run")})
+
+Everything it starts ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from everfed.flower.keys import make_certificates, make_key
+
+_CONNECTION = "fleet"
+_POLL_S = 0.5
+_END_S = 5.0
+_WHOLE = 10**8  # characters of a log
+_ASK_S = 30.0  # asking Flower takes a process and two seconds of it
+
+
+class LoopbackError(RuntimeError):
+    """A process did not do what it should; the message shows the end of its log."""
+
+
+class Loopback:
+    """A SuperLink and its SuperNodes on 127.0.0.1, with TLS and node authentication unless `secure` is off.
+
+    folder: keys, certificates, logs and each node's own folder are kept there.
+    """
+
+    def __init__(self, folder: Path, clients: int, *, secure: bool = True) -> None:
+        self.folder, self.clients, self.secure = folder.resolve(), clients, secure
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.bin = Path(sys.executable).parent
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        lines = [f"[superlink.{_CONNECTION}]", f'address = "127.0.0.1:{self.port}"']
+        if self.secure:
+            make_certificates(self.folder / "certificates", ["127.0.0.1", "localhost"])
+            lines.append(f'root-certificates = "{self.folder}/certificates/ca.crt"')
+            for client in range(self.clients):
+                if not self.key(client).exists():
+                    make_key(self.key(client))
+        else:
+            lines.append("insecure = true")
+        (home / "config.toml").write_text("\n".join(lines) + "\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def keys(self) -> Path:
+        """The folder of the nodes' keys, private and public, named after the clients."""
+        return self.folder / "keys"
+
+    def key(self, client: int) -> Path:
+        return self.keys / str(client)
+
+    def start(self, *, register: bool = True) -> None:
+        """The server, then every client's node."""
+        self.start_server()
+        if self.secure and register:
+            for client in range(self.clients):
+                self.register(client)
+        for client in range(self.clients):
+            self.start_node(client)
+
+    def start_server(self) -> None:
+        options = ["--port", str(self.port), "--disable-runtime-dependency-installation"]
+        if self.secure:
+            made = self.folder / "certificates"
+            options += [
+                "--ssl-certfile", f"{made}/server.pem", "--ssl-keyfile", f"{made}/server.key",
+                "--ssl-ca-certfile", f"{made}/ca.crt", "--enable-supernode-auth",
+                "--database", f"{self.folder}/superlink.db",
+            ]  # fmt: skip
+        else:
+            options.append("--insecure")
+        self._start("superlink", ["flower-superlink", *options])
+        self._await_port("superlink", self.port)
+
+    def start_node(
+        self,
+        client: int,
+        *,
+        key: Path | None = None,
+        name: str | None = None,
+        insecure: bool | None = None,
+        **more: Any,
+    ) -> str:
+        """A client's node. key: another one than its own; insecure: plain HTTP; more: for its configuration.
+
+        Returns the process's name.
+        """
+        name = name or f"node-{client}"
+        config = {"client": client, "state-dir": str(self.folder / name / "state"), **more}
+        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
+        options += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())]
+        if insecure if insecure is not None else not self.secure:
+            options.append("--insecure")
+        else:
+            options += ["--root-certificates", f"{self.folder}/certificates/ca.crt"]
+            options += ["--auth-supernode-private-key", str(key or self.key(client))]
+        self._start(name, ["flower-supernode", *options])
+        return name
+
+    def restart_node(self, client: int, timeout_s: float = 180.0, **more: Any) -> None:
+        """Start a node that was killed, again and again as a service manager would, until the server takes it.
+
+        It does when the old session of the key has lapsed, about 40 seconds after the kill.
+        """
+        name, until = f"node-{client}", time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            mark = len(self.log(name, _WHOLE))
+            self.start_node(client, **more)
+            while self.processes[name].poll() is None and time.monotonic() < until:
+                if "SuperNode ID" in self.log(name, _WHOLE)[mark:]:
+                    return
+                time.sleep(_POLL_S)
+            self.signal(name, signal.SIGKILL)
+            time.sleep(3.0)
+        raise LoopbackError(f"the node of client {client} did not come back.\n{self.log(name)}")
+
+    def register(self, client: int) -> None:
+        """Tell the server that this client's key is known."""
+        try:
+            self.flwr("supernode", "register", f"{self.key(client)}.pub", _CONNECTION)
+        except LoopbackError as error:
+            if "already" not in str(error):  # the server remembers keys from its last start
+                raise
+
+    def flwr(self, *words: str) -> str:
+        """One `flwr` command; returns what it printed."""
+        done = subprocess.run(
+            [str(self.bin / "flwr"), *words], env=self._environment("home"), capture_output=True, text=True, timeout=120
+        )
+        if done.returncode:
+            raise LoopbackError(f"flwr {' '.join(words[:2])} failed: {(done.stdout + done.stderr).strip()[-500:]}")
+        return done.stdout
+
+    def submit(self, app: Path, config: Mapping[str, Any]) -> int:
+        """Start a run of an app; returns its number."""
+        settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        printed = self.flwr("run", str(app), _CONNECTION, "--run-config", settings, "--format", "json")
+        return int(json.loads(printed[printed.index("{") :])["run-id"])
+
+    def look(self, run: int) -> dict[str, Any]:
+        """What Flower says of a run: its status, and the bytes it moved."""
+        printed = self.flwr("list", _CONNECTION, "--run-id", str(run), "--format", "json")
+        found: dict[str, Any] = json.loads(printed[printed.index("{") :])["runs"][0]
+        return found
+
+    def wait(self, run: int, timeout_s: float, result: Path | None = None) -> dict[str, Any]:
+        """Until a run has ended, whichever way. result: a file that appears when it has ended well."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            found = self.look(run)
+            if str(found["status"]).startswith("finished"):
+                return found
+            ask_again = time.monotonic() + (_ASK_S if result and not result.exists() else 1.0)
+            while time.monotonic() < ask_again and not (result and result.exists()):
+                time.sleep(_POLL_S)
+        raise LoopbackError(f"the run did not end within {timeout_s:g} s.\n{self.log('superlink')}")
+
+    def run(self, app: Path, config: Mapping[str, Any], timeout_s: float = 600.0) -> dict[str, Any]:
+        """A whole run of everfed's server, which ends with a file in its folder."""
+        return self.wait(self.submit(app, config), timeout_s, Path(config["folder"]) / "result.json")
+
+    def members(self, name: str) -> list[int]:
+        """All living processes that belong to a machine of the fleet, whoever started them.
+
+        Flower starts its apps in sessions of their own, and some outlive whoever started them; what they
+        have in common is their environment.
+        """
+        mark, found = f"FLWR_HOME={self.folder / name}\0".encode(), []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes() + b"\0":
+                    found.append(int(path.parent.name))
+        return found
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a machine's processes, as a power cut or a pause would hit them."""
+        for pid in self.members(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number == signal.SIGKILL:
+            self.processes[name].wait()
+
+    def stop(self) -> None:
+        """End everything that this object started: gently, then for good."""
+        names = list(self.processes)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in (pid for name in names for pid in self.members(name)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+                    os.kill(pid, number)
+            until = time.monotonic() + _END_S
+            while time.monotonic() < until and any(self.members(name) for name in names):
+                time.sleep(0.1)
+        for process in self.processes.values():
+            process.wait()
+        self.processes = {}
+
+    def log(self, name: str, last: int = 2000) -> str:
+        path = self.folder / name / "log"
+        return path.read_text(errors="replace")[-last:] if path.exists() else ""
+
+    def _start(self, name: str, command: list[str]) -> None:
+        (self.folder / name).mkdir(exist_ok=True)
+        with open(self.folder / name / "log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(self.bin / command[0]), *command[1:]], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                env=self._environment(name), start_new_session=True,
+            )  # fmt: skip
+
+    def _environment(self, name: str) -> dict[str, str]:
+        own = {
+            "FLWR_HOME": str(self.folder / name),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",  # a device has its processor to itself; here all share one
+            "PATH": f"{self.bin}:{os.environ.get('PATH', '')}",
+        }
+        return {**os.environ, **own}
+
+    def _await_port(self, name: str, port: int, timeout_s: float = 60.0) -> None:
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until and self.processes[name].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                return
+            time.sleep(_POLL_S)
+        raise LoopbackError(f"{name} does not answer on port {port}.\n{self.log(name)}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

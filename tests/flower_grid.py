@@ -1,0 +1,88 @@
+"""A grid without a network: messages go straight to ClientApps of this process, each with its own Context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from everfed.experiment import CycleFleet, Experiment
+from everfed.flower import Terms, client_app, remote_run
+
+CLIENTS = 4
+SMALL = Experiment(fleet=CycleFleet(clients=CLIENTS, cycles=(1, 2, 4)), rounds=8, eval_every=4, device="cpu")
+SHORT = replace(SMALL.with_method("fedavg"), rounds=2)
+QUICK = Terms(query_s=20.0, train_s=20.0, wait_s=0.0)
+
+
+class Node:
+    """A node: its ClientApp, its configuration, and what it keeps within a run."""
+
+    def __init__(self, app, config, run_config=None, public_key=b""):
+        self.app, self.config, self.run_config, self.public_key = app, config, run_config or {}, public_key
+        self.state, self.online, self.received = RecordDict(), True, []
+
+    def handle(self, message, number):
+        self.received.append(message)
+        context = Context(0, number, self.config, self.state, self.run_config)
+        try:
+            reply = self.app(message, context)
+        except Exception as error:
+            return Message(Error(2, str(error)), reply_to=message)
+        self.state = context.state
+        return reply
+
+
+class InProcessGrid(Grid):
+    """change: called with every reply and its node's number; may return another reply, or None to lose it."""
+
+    def __init__(self, nodes, change=lambda reply, number: reply):
+        self.nodes, self.change = dict(enumerate(nodes, start=100)), change
+        self.replies, self.sent = {}, 0
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as a SuperLink would set them
+
+    def set_run(self, run): ...
+
+    @property
+    def run(self): ...
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None): ...
+
+    def get_node_ids(self):
+        return [number for number, node in self.nodes.items() if node.online]
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=n, public_key=self.nodes[n].public_key) for n in self.get_node_ids()]
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            self.sent += 1
+            message.metadata.__dict__["_message_id"] = f"m{self.sent}"
+            numbers.append(f"m{self.sent}")
+            number = message.metadata.dst_node_id
+            if self.nodes[number].online:
+                reply = self.change(self.nodes[number].handle(message, number), number)
+                if reply is not None:
+                    self.replies[f"m{self.sent}"] = reply
+        return numbers
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(number) for number in message_ids if number in self.replies]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.pull_messages(self.push_messages(messages))
+
+
+def fleet_of(app, clients, run_config=None, **config):
+    return [Node(app, {"partition-id": i, **config}, run_config) for i in range(clients)]
+
+
+def run(experiment, nodes=None, change=lambda reply, number: reply, **settings):
+    """An experiment on nodes of this process: (the finished run, its records, its protocol)."""
+    grid = InProcessGrid(nodes or fleet_of(client_app(experiment), CLIENTS), change)
+    made = remote_run(experiment, grid, **{"terms": QUICK, **settings})
+    return made, list(made), made.schedule.protocol

@@ -1,0 +1,309 @@
+"""The server's side on Flower without a network: what must not count, losses, resuming, the strategy."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
+
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+import everfed as ef
+from everfed.errors import InputError
+from everfed.flower import EnergyMod, EnergyStrategy, Roster, Simulated, Terms, client_app, remote_run
+from everfed.flower.identity import read_key
+from everfed.flower.keys import make_certificates, make_key
+from everfed.flower.ledger import read
+from everfed.flower.remote import stored_remote_rounds
+from everfed.scheduling.plan import plan
+from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, fleet_of, run
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def spoil(how):
+    """Change the replies of node 101, client 1, to the question or to the model."""
+
+    def change(reply, number):
+        if number != 101 or reply.has_error():
+            return reply
+        answer, arrays = reply.content["everfed"], reply.content.get("arrays")
+        if how == "empty":
+            reply.content.pop("everfed")
+        elif how in ("scale", "client", "round"):
+            answer[how] = {"scale": 1e6, "client": 0, "round": 99}[how]
+        elif arrays is not None:
+            name, values = next((n, a.numpy()) for n, a in arrays.items())
+            changed = {
+                "nan": np.full_like(values, np.nan),
+                "huge": values + np.float32(1e3),
+                "shape": values[:-1],
+                "dtype": values.astype(np.float64),
+            }.get(how)
+            kept = {n: a for n, a in arrays.items() if not (n == name and how == "missing")}
+            reply.content["arrays"] = ArrayRecord(kept if changed is None else {**kept, name: Array(changed)})
+        return reply
+
+    return change
+
+
+def without(client):
+    """The simulation of SHORT in which one client never counts."""
+    simulated = SHORT.simulation()
+    rounds = simulated.schedule.rounds
+
+    def others(first, last):
+        for step in rounds(first, last):
+            keep = step.clients != client
+            yield replace(step, clients=step.clients[keep], scales=step.scales[keep])
+
+    simulated.schedule.rounds = others
+    return simulated
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("nan", "not finite"),
+        ("huge", "above the bound"),
+        ("shape", "of shape"),
+        ("dtype", "float64"),
+        ("missing", "not the model's"),
+        ("scale", "above its fair"),
+        ("client", "speaks for client 0"),
+        ("round", "for round 99"),
+        ("empty", "no record"),
+    ],
+    ids=["nan", "huge", "shape", "dtype", "missing", "scale", "another-client", "another-round", "empty"],
+)
+def test_a_bad_reply_is_refused_named_counted_and_changes_nothing(how, reason):
+    made, records, protocol = run(SHORT, change=spoil(how), terms=replace(QUICK, max_norm=50.0))
+    entries = protocol.ledger.entries
+    said = [why for e in entries for why in (*e.refused.values(), *e.turned_away.values())]
+    assert len(said) == SHORT.rounds
+    assert all(reason in why for why in said)
+    assert all(1 not in e.done for e in entries)
+    assert all(sorted(e.planned) == sorted([*e.done, *e.refused, *e.lost]) for e in entries)
+    simulated = without(1)
+    list(simulated)
+    for name, value in simulated.params.items():
+        np.testing.assert_allclose(made.params[name].numpy(), value.numpy(), atol=1e-6)
+    assert all(1 not in r.participants for r in records)
+
+
+def test_a_rare_client_cannot_speak_in_every_round():
+    def insist(reply, number):
+        if number == 102:  # client 2 has a cycle of 4
+            reply.content["everfed"]["join"] = True
+        return reply
+
+    _, _, protocol = run(SMALL, change=insist)
+    turned = [why for e in protocol.ledger.entries for why in e.turned_away.values()]
+    assert turned
+    assert all("would have spoken" in why for why in turned)
+    assert protocol.spoken[2] <= SMALL.rounds + 4
+
+
+def test_a_key_speaks_for_one_client_only(tmp_path):
+    keys = [make_key(tmp_path / str(client)) for client in range(CLIENTS)]
+    assert (tmp_path / "0").stat().st_mode & 0o077 == 0
+    roster = Roster.read(tmp_path)
+    app = client_app(SMALL)
+    nodes = [Node(app, {"client": c}, public_key=read_key(keys[c])) for c in range(CLIENTS)]
+    nodes[1].config = {"client": 3}  # a registered node that pretends to be another
+    nodes.append(Node(app, {"client": 0}, public_key=b"a stranger's"))
+    _, _, protocol = run(SMALL, nodes, roster=roster)
+    turned = {why for e in protocol.ledger.entries for why in e.turned_away.values()}
+    assert turned == {"client 1: it speaks for client 3, but its key is that of client 1"}
+    assert all(1 in e.absent and 3 not in e.absent for e in protocol.ledger.entries)
+    assert nodes[-1].received == []
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda f: None, "no public keys"),
+        (lambda f: (f / "first.pub").write_text("x"), "not named after a client"),
+        (lambda f: (f / "0.pub").write_text("x"), "not a public key"),
+        (lambda f: (f / "1.pub").write_bytes(make_key(f / "0").read_bytes()), "same key"),
+    ],
+)
+def test_a_roster_that_cannot_be_used_is_refused(tmp_path, prepare, message):
+    prepare(tmp_path)
+    with pytest.raises(InputError, match=message):
+        Roster.read(tmp_path)
+
+
+def test_two_nodes_cannot_be_one_client_without_keys():
+    nodes = fleet_of(client_app(SMALL), CLIENTS)
+    nodes.append(Node(client_app(SMALL), {"client": 0}))
+    _, _, protocol = run(SMALL, nodes)
+    turned = [why for e in protocol.ledger.entries for why in e.turned_away.values()]
+    assert len(turned) == SMALL.rounds
+    assert all("speaks for it already" in why for why in turned)
+
+
+def test_certificates_name_the_server(tmp_path):
+    make_certificates(tmp_path, ["127.0.0.1", "fleet.example"])
+    found = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    found.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    assert len(found.get_ca_certs()) == 1
+
+
+# Faults
+
+
+def test_losses_are_counted_and_their_bias_shown():
+    def lose(reply, number):
+        return None if number == 102 and "arrays" in reply.content else reply
+
+    _, records, protocol = run(SHORT, change=lose, terms=replace(QUICK, train_s=3.0))
+    summary = protocol.ledger.summary()
+    assert summary["planned"] == CLIENTS * SHORT.rounds
+    assert summary["lost"] == SHORT.rounds
+    assert summary["done"] == summary["planned"] - summary["lost"]
+    assert summary["worst_client"] == 2
+    assert summary["worst_delivered"] == 0.0
+    share = protocol.ledger.shares[2]
+    assert summary["bias"] == pytest.approx(share)  # all of its weight went to the others
+    assert all(2 not in r.participants for r in records)
+
+
+def test_a_client_that_was_away_says_what_it_missed():
+    nodes = fleet_of(client_app(SMALL), CLIENTS)
+    grid = InProcessGrid(nodes)
+    made = remote_run(SMALL, grid, terms=QUICK)
+    records = []
+    for record in made:
+        records.append(record)
+        nodes[0].online = not 1 <= record.round < 4  # away in rounds 2, 3 and 4
+    protocol = made.schedule.protocol
+    assert [e.round for e in protocol.ledger.entries if 0 in e.absent] == [2, 3, 4]
+    assert protocol.ledger.summary()["missed"] == 3
+    steps = list(plan(SMALL.make_fleet(), SMALL.policy, SMALL.rounds))
+    for step, entry in zip(steps, protocol.ledger.entries, strict=True):
+        there = [c for c in step.clients.tolist() if c not in entry.absent]
+        assert sorted(entry.done) == there  # back at once where the simulator has it
+
+
+def test_an_empty_fleet_blocks_nothing():
+    made = remote_run(SMALL, InProcessGrid([]), terms=QUICK)
+    records = list(made)
+    assert len(records) == SMALL.rounds
+    assert all(len(r.participants) == 0 for r in records)
+
+
+def test_an_app_that_raises_is_a_lost_participation():
+    def broken(x):
+        raise RuntimeError("out of memory")
+
+    nodes = fleet_of(client_app(SMALL), CLIENTS)
+    nodes[0] = Node(client_app(SMALL, samples=broken), {"client": 0})
+    _, _, protocol = run(SMALL, nodes)
+    assert all(e.lost == {0: "its app raised an error"} for e in protocol.ledger.entries)
+
+
+@pytest.mark.parametrize("optimizer", [SMALL.client, ef.Adam(1e-3)], ids=["sgd", "adam"])
+def test_a_killed_server_goes_on_and_ends_alike(tmp_path, optimizer):
+    experiment = replace(SMALL, client=optimizer)
+    nodes = fleet_of(client_app(experiment), CLIENTS)
+    grid = InProcessGrid(nodes)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(reply, number):  # in round 3, after clients have trained and changed their state
+        if grid.sent and nodes[0].received[-1].metadata.group_id == "3" and "arrays" in reply.content:
+            raise KilledError
+        return reply
+
+    grid.change = kill
+    with pytest.raises(KilledError):
+        list(stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK))
+    assert len(read(tmp_path)) == 3
+    grid.change = lambda reply, number: reply
+    rest = [record.round for record, _ in stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK)]
+    assert rest == list(range(3, SMALL.rounds))
+    stored, simulated = ef.open_run(tmp_path), experiment.simulation()
+    expected = list(simulated)
+    assert [r.participants.tolist() for r in stored.rounds] == [r.participants.tolist() for r in expected]
+    for name, value in simulated.params.items():
+        np.testing.assert_allclose(stored.params[name].numpy(), value.numpy(), atol=1e-6)
+    assert [e.round for e in read(tmp_path)] == list(range(SMALL.rounds))
+
+
+def test_coordinated_clients_stay_right_through_a_new_server(tmp_path):
+    experiment = SMALL.with_method("wait-for-all")
+    grid = InProcessGrid(fleet_of(client_app(experiment), CLIENTS))
+    for record, _ in stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK):
+        if record.round == 4:
+            break
+    fresh = InProcessGrid(fleet_of(client_app(experiment), CLIENTS))  # nodes that remember nothing
+    list(stored_remote_rounds(experiment, fresh, tmp_path, terms=QUICK))
+    participants = [r.participants.tolist() for r in ef.open_run(tmp_path).rounds]
+    assert participants == [s.clients.tolist() for s in plan(experiment.make_fleet(), experiment.policy, SMALL.rounds)]
+
+
+# A strategy for apps of one's own
+
+
+def own_app(fleet, policy):
+    """A plain Flower app: its update is its client's number plus one, whatever it is sent."""
+    app = EnergyMod(policy, Simulated(fleet)).app()
+
+    @app.train()
+    def train(message, context):
+        step = np.float32(context.node_config["partition-id"] + 1)
+        arrays = ArrayRecord({n: Array(a.numpy() + step) for n, a in message.content["arrays"].items()})
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"train_loss": 1.0})}), reply_to=message)
+
+    return app
+
+
+def start(strategy, grid, rounds=6):
+    first = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    return strategy.start(grid, first, num_rounds=rounds).arrays["w"].numpy()
+
+
+def test_the_strategy_sums_scaled_updates_without_normalising(tmp_path):
+    fleet, shares = ef.Fleet.from_cycles([1, 2, 3]), np.array([0.5, 0.25, 0.25])
+    grid = InProcessGrid(fleet_of(own_app(fleet, ef.UniformWindow()), 3))
+    steps = list(plan(fleet, ef.UniformWindow(), 6))
+    expected = sum(
+        shares[c] * scale * (c + 1) for s in steps for c, scale in zip(s.clients.tolist(), s.scales, strict=True)
+    )
+    strategy = EnergyStrategy(fleet, ef.UniformWindow(), shares, terms=QUICK, folder=tmp_path)
+    assert start(strategy, grid) == pytest.approx([expected] * 2)
+    # Flower's own loop can drive it too.
+    plain = EnergyStrategy(fleet, ef.UniformWindow(), shares, terms=QUICK)
+    first = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
+    result = Strategy.start(plain, grid, first, num_rounds=6)
+    assert result.arrays["w"].numpy() == pytest.approx([expected] * 2)
+    # And a strategy that is started again goes on where its folder is.
+    again = EnergyStrategy(fleet, ef.UniformWindow(), shares, terms=QUICK, folder=tmp_path)
+    assert start(again, grid) == pytest.approx([expected] * 2)
+    assert again.protocol.ledger.summary()["done"] == sum(len(s.clients) for s in steps)
+
+
+def test_the_strategy_takes_every_rule_and_optimiser():
+    fleet, shares = ef.Fleet.from_cycles([1, 1]), np.array([0.5, 0.5])
+    grid = InProcessGrid(fleet_of(own_app(fleet, ef.Greedy()), 2))
+    halved = EnergyStrategy(fleet, ef.Greedy(), shares, terms=QUICK, server_optimizer=ef.SERVER_OPTIMIZERS["sgd"](0.5))
+    assert start(halved, grid, 2) == pytest.approx([1.5, 1.5])
+    mean = EnergyStrategy(
+        fleet, ef.Greedy(), np.array([0.25, 0.75]), terms=QUICK, server=ef.SERVER_RULES["normalized"]()
+    )
+    assert start(mean, grid, 1) == pytest.approx([1.75, 1.75])
+    with pytest.raises(InputError, match="one number for each"):
+        EnergyStrategy(fleet, ef.Greedy(), np.array([1.0]))
+
+
+@pytest.mark.parametrize("wrong", [{"query-s": 0}, {"scale-slack": 0.5}, {"max-norm": -1}, {"train-sec": 3}])
+def test_terms_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(InputError):
+        Terms.of(wrong)
