@@ -41,8 +41,9 @@ lint: $(DEV)
 types: $(DEV)
 	$(BIN)/mypy
 
+# Two files at a time, each on one core: some tests wait for a network more than they compute.
 unit: $(DEV) browser
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # The report's tests open it in a real browser. Without one they are skipped, and say so.
 browser:
