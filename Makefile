@@ -41,9 +41,10 @@ lint: $(DEV)
 types: $(DEV)
 	$(BIN)/mypy
 
-# Two files at a time, each on one core: some tests wait for a network more than they compute.
+# Two files at a time, each on one core: some tests wait for a network more than they compute. In the order of their
+# names, since those begin in the middle; xdist itself would leave them, being few, for the end.
 unit: $(DEV) browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The report's tests open it in a real browser. Without one they are skipped, and say so.
 browser:
