@@ -4,6 +4,8 @@
 
 Keys, certificates, logs and the run are written below `everfed-out/flower-fleet`, and the report beside
 them. Interrupted and called again, the run goes on where it was. Everything that was started is ended.
+On two cores eight nodes take about 20 seconds a round, since Flower starts a process for every message:
+a quarter of an hour in all, or two minutes with --rounds 3.
 """
 
 import argparse
