@@ -23,6 +23,7 @@ LAYERS = [
     {"theory"},
     {"learning"},
     {"server"},
+    {"auditing"},
     {"methods"},
     {"simulate"},
     {"testbed"},

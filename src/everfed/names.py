@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from everfed import theory
+from everfed.auditing import Audit, audit
 from everfed.data import AUGMENTS, DATASETS, SPLITS, FederatedData, OnDemand, from_arrays, load
 from everfed.energy import ARRIVALS, Books, Fleet
 from everfed.errors import DivergenceError, EverfedWarning, InputError, MissingExtraError
@@ -27,14 +28,12 @@ from everfed.methods import METHODS, Method
 from everfed.scheduling import (
     POLICIES,
     Always,
-    Audit,
     Bernoulli,
     Greedy,
     Lattice,
     PlanStep,
     UniformWindow,
     WaitForAll,
-    audit,
     plan,
 )
 from everfed.server import (

@@ -13,6 +13,8 @@ import typer
 from rich.table import Table
 
 from everfed import config
+from everfed.auditing import Audit
+from everfed.auditing import audit as run_audit
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.energy import Fleet
@@ -20,11 +22,8 @@ from everfed.energy.physical import DeviceFleet
 from everfed.errors import some
 from everfed.experiment import Experiment
 from everfed.learning.compress import AdaptiveQsgd
-from everfed.scheduling import Audit, PlanStep
-from everfed.scheduling import audit as run_audit
+from everfed.scheduling import PlanStep
 from everfed.scheduling import plan as make_plan
-from everfed.scheduling.variance import Variance
-from everfed.server import Sum
 from everfed.simulate import resolve_device
 
 
@@ -139,8 +138,8 @@ def audit(
 ) -> None:
     """Is a schedule unbiased, how noisy is it, and is the energy there?
 
-    Measured over many seeds, with the exact value beside it where a formula exists. A mean weight of 1 says that the
-    client counts by its data, as if it took part in every round.
+    Measured over many seeds, with the exact value beside it where it is known for this fleet. A mean weight of 1 says
+    that the client counts by its data, as if it took part in every round.
 
     Example: everfed audit --method greedy --cycles 1,5,10,20 --rounds 1000
     """
@@ -154,7 +153,7 @@ def audit(
             experiment.policy,
             experiment.rounds,
             seed_numbers,
-            server=None if experiment.server == Sum() else experiment.server,
+            server=experiment.server,
             deltas=lengths,
         )
     if json:
@@ -164,9 +163,11 @@ def audit(
     screen.out.print(_client_table(fleet, result, experiment.title))
     screen.out.print(_fleet_table(result))
     if result.variance:
-        screen.out.print(_variance_table(fleet, result.variance))
+        screen.out.print(_variance_table(fleet, result))
     screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
     if result.variance:
+        if result.limit:
+            screen.out.print(f"[bold]The limit[/bold]: {result.distance()}")
         screen.out.print(f"[bold]Which device should get a bigger panel first?[/bold] {result.variance.advice()}")
 
 
@@ -203,22 +204,26 @@ def _fleet_table(result: Audit) -> Table:
     return out
 
 
-def _variance_table(fleet: Fleet, found: Variance) -> Table:
-    cycles = fleet.cycles()
-
-    def named(client: int) -> str:
-        return f"client {client} (cycle {cycles[client]})"
-
-    out = Table(
-        title="variance of a round's update, for the cycles as they are", title_justify="left", show_header=False
-    )
+def _variance_table(fleet: Fleet, result: Audit) -> Table:
+    out = Table(title="variance of a round's update, for these updates", title_justify="left", show_header=False)
     out.add_column()
     out.add_column(justify="right")
-    out.add_row("exact, for these updates", f"{found.exact:.5g}")
-    out.add_row("the paper's Lemma 2, for the same", f"{found.lemma2:.5g}")
-    out.add_row("noisiest client, its part", f"{named(found.noisiest)}, {found.by_client[found.noisiest]:.3g}")
-    out.add_row("where Lemma 2 is loosest", named(found.loosest))
+    found, least = result.variance, result.limit
+    assert found is not None
+    out.add_row("measured", _number(found.measured))
+    out.add_row("exact", _number(found.exact))
+    if least:
+        out.add_row("least of any unbiased schedule, independent clients", _number(least.independent))
+        out.add_row("the lattice's, whose peers share their draws", _number(least.lattice))
+    out.add_row("the paper's Lemma 2, for Algorithm 1", _number(found.lemma2))
+    if found.noisiest is not None and found.by_client is not None:
+        cycle, part = fleet.cycles()[found.noisiest], found.by_client[found.noisiest]
+        out.add_row("noisiest client, its part", f"client {found.noisiest} (cycle {cycle}), {part:.3g}")
     return out
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
 
 
 def _experiment(raw: dict[str, Any]) -> Experiment:

@@ -122,7 +122,7 @@ class Markov(RandomArrivals):
         super().__post_init__()
         if not self.spell >= 1.0:
             raise InputError(f"spell is {self.spell}; a good spell lasts more than 1 round on average.")
-        low, high = self._turns_good(), self._stays_good()
+        low, high = self._turns_good(), self.stays_good()
         if np.any(low > high):
             short = int(np.argmax(low > high))
             least = self.cycles[short] / (self.cycles[short] - 1)
@@ -138,14 +138,14 @@ class Markov(RandomArrivals):
             chance: Floats = np.where(rest > 0, 1.0 / (self.spell * rest), 1.0)
         return chance
 
-    def _stays_good(self) -> Floats:
+    def stays_good(self) -> Floats:
         """The chance that a good round is followed by a good one."""
         chance: Floats = np.where(self.cycles > 1, 1.0 - 1.0 / self.spell, 1.0)
         return chance
 
     @cached_property
     def _bounds(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        return _share(self._turns_good()), _share(self._stays_good())
+        return _share(self._turns_good()), _share(self.stays_good())
 
     def _arrives(self, round: int, seed: Seeds) -> Bools:
         memory = self._memory

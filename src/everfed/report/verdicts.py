@@ -6,29 +6,29 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from everfed.auditing import audit
 from everfed.errors import EverfedWarning
 from everfed.report.lines import Line, fleet_key
 from everfed.report.raster import sample
-from everfed.scheduling.audit import audit
 
 _MOST_ROUNDS, _SEEDS, MOST_CLIENTS = 1000, 20, 2000
 
 
 def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """One row a line; lines with the same fleet, policy and rounds are audited once."""
+    """One row a line; lines with the same fleet, policy, server rule and rounds are audited once."""
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
     out = []
     for line in lines:
         experiment = line.experiment
         rounds = min(experiment.rounds, _MOST_ROUNDS)
-        key = (fleet_key(experiment), experiment.policy, rounds)
+        key = (fleet_key(experiment), experiment.policy, experiment.server, rounds)
         if key not in known:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
             part = fleet.part(clients) if len(clients) < len(fleet) else fleet
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it
-                verdict = audit(part, experiment.policy, rounds, _SEEDS).verdict
+                verdict = audit(part, experiment.policy, rounds, _SEEDS, server=experiment.server).verdict
             known[key] = {
                 "verdict": verdict,
                 "rounds": rounds,

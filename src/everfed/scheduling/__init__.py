@@ -1,6 +1,5 @@
 """Who trains when, decided by each client for itself."""
 
-from everfed.scheduling.audit import Audit, audit
 from everfed.scheduling.foresight import KnownArrivals, Outlook
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.plan import PlanStep, Schedule, participations, plan
@@ -21,7 +20,6 @@ from everfed.scheduling.uncertain import SelfWeighted, Thrifty, participation_ch
 __all__ = [
     "POLICIES",
     "Always",
-    "Audit",
     "Bernoulli",
     "Clients",
     "Greedy",
@@ -37,7 +35,6 @@ __all__ = [
     "UniformWindow",
     "View",
     "WaitForAll",
-    "audit",
     "participation_chance",
     "participations",
     "plan",

@@ -22,9 +22,7 @@ from everfed.scheduling.policies import (
     Decision,
     Forecast,
     IndependentPolicy,
-    Law,
     State,
-    UniformWindow,
     View,
 )
 
@@ -92,13 +90,6 @@ class KnownArrivals(IndependentPolicy):
         if isinstance(seed, np.ndarray):
             seed = np.broadcast_to(seed, clients.shape()).reshape(-1)[rows]
         return random.below(gap, seed, random.Purpose.SLOT, ids, began)
-
-    def law(self, fleet: Fleet, round: int) -> Law | None:
-        """With a unit every E rounds, that of Algorithm 1."""
-        return UniformWindow().law(fleet, round) if fleet.cycles().max() <= self.horizon else None
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
-        return UniformWindow().gaps(fleet) if fleet.cycles().max() <= self.horizon else None
 
 
 class Outlook:

@@ -21,9 +21,9 @@ import numpy as np
 
 from everfed import random
 from everfed.arrays import Floats, Ints
-from everfed.energy.fleet import Fleet, alike
+from everfed.energy.fleet import alike
 from everfed.errors import InputError
-from everfed.scheduling.policies import Block, Clients, Law, State, UniformWindow
+from everfed.scheduling.policies import Clients, State, UniformWindow
 
 
 @dataclass(frozen=True)
@@ -69,27 +69,6 @@ class Lattice(UniformWindow):
             slot[..., some] = np.minimum(taken.astype(np.int64), cycles[one] - 1)
         return slot
 
-    def law(self, fleet: Fleet, round: int) -> Law | None:
-        alone = super().law(fleet, round)
-        if alone is None:
-            return None
-        cycles, offsets = fleet.cycles(), fleet.offsets()
-        blocks = []
-        for clients in fleet.peers:
-            n, cycle = len(clients), int(cycles[clients[0]])
-            if n > 1 and cycle > 1 and offsets[clients[0]] <= round:
-                blocks.append(Block(clients, _both(n, cycle)))
-        return alone._replace(blocks=tuple(blocks))
-
-    def _room(self, fleet: Fleet) -> Floats:
-        return fleet.arrivals.window_capacity if self.redraw else np.ones(len(fleet))
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
-        known = super().gaps(fleet)
-        if known is None or self.redraw:
-            return known
-        return known[0], np.zeros(len(fleet))
-
 
 def _places(seed: Any, cycle: int, offset: int, window: int, peers: int) -> Floats:
     """frac(pi(k) / n + V) for every rank k, [..., n]: any peer can compute it from public numbers."""
@@ -102,7 +81,7 @@ def _places(seed: Any, cycle: int, offset: int, window: int, peers: int) -> Floa
     return place
 
 
-def _both(n: int, cycle: int) -> float:
+def joint_probability(n: int, cycle: int) -> float:
     """P[two given peers of n train in the same given round]."""
     whole, rest = divmod(n, cycle)
     return whole * (2 * rest + cycle * (whole - 1)) / (cycle * n * (n - 1))

@@ -19,8 +19,8 @@ import numpy as np
 
 from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
-from everfed.energy.battery import TOLERANCE
 from everfed.energy.fleet import Fleet
+from everfed.energy.random_arrivals import BernoulliArrivals, Markov
 
 State = dict[str, Any]
 
@@ -40,15 +40,17 @@ class Clients:
     capacity: Floats  # of its battery, in units
     ranks: Ints | None = None  # 0 .. peers - 1
     peers: Ints | None = None  # how many they are, itself included
+    again: Floats | None = None  # chance that a round with a unit is followed by another; NaN: not such a supply
 
     @classmethod
     def of(cls, fleet: Fleet, seed: Seeds) -> Clients:
         cycles, offsets = fleet.cycles(), fleet.offsets()
-        return cls(np.arange(len(fleet)), cycles, offsets, seed, fleet.capacity, *ranked(cycles, offsets))
+        ranks, peers = ranked(cycles, offsets)
+        return cls(np.arange(len(fleet)), cycles, offsets, seed, fleet.capacity, ranks, peers, unit_follows_unit(fleet))
 
     def part(self, which: Ints) -> Clients:
         """Some of the clients, each with all that it knows: a device is a part of one."""
-        knows = (self.ids, self.cycles, self.offsets, self.seed, self.capacity, self.ranks, self.peers)
+        knows = (self.ids, self.cycles, self.offsets, self.seed, self.capacity, self.ranks, self.peers, self.again)
         return Clients(*(k if k is self.seed or k is None else k[which] for k in knows))  # type: ignore[arg-type, index]
 
     def shape(self) -> tuple[int, ...]:
@@ -78,33 +80,6 @@ class Decision(NamedTuple):
     state: State
 
 
-class Block(NamedTuple):
-    """Clients whose decisions in a round hang together; all of one chance and one scale."""
-
-    clients: Ints
-    both: float  # P[i and j join], the same for every pair
-
-
-class Law(NamedTuple):
-    """The exact distribution of one round's decisions; clients are independent but for those in one block."""
-
-    probability: Floats  # P[join], [N]
-    scale: Floats  # [N]
-    blocks: tuple[Block, ...] = ()
-
-    def weight_variance(self, shares: Floats) -> float:
-        """Exact variance of the round's weight, sum over participants of share * scale."""
-        total = float(shares**2 @ (self.scale**2 * self.probability * (1.0 - self.probability)))
-        if self.blocks:
-            everybody = np.concatenate([block.clients for block in self.blocks])
-            first = np.cumsum([0] + [len(block.clients) for block in self.blocks[:-1]])
-            one, p = everybody[first], shares[everybody]
-            both = np.array([block.both for block in self.blocks])
-            covariance = self.scale[one] ** 2 * (both - self.probability[one] ** 2)
-            total += float(covariance @ (np.add.reduceat(p, first) ** 2 - np.add.reduceat(p**2, first)))
-        return max(total, 0.0)
-
-
 class Policy(Protocol):
     """The shape of every policy; `POLICIES` lists them."""
 
@@ -131,14 +106,6 @@ class Policy(Protocol):
         """What the server lets happen, given every client's wish. Only if `coordinated`."""
         ...
 
-    def law(self, fleet: Fleet, round: int) -> Law | None:
-        """The exact chances in this round, or None where no formula holds."""
-        ...
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
-        """Exact mean and variance of the rounds between participations, [N] each, or None."""
-        ...
-
 
 class IndependentPolicy:
     """Defaults of a policy whose clients need nobody's leave: a base for new ones."""
@@ -162,12 +129,6 @@ class IndependentPolicy:
     def grant(self, wishes: Bools) -> Bools:
         return wishes
 
-    def law(self, fleet: Fleet, round: int) -> Law | None:
-        return None
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
-        return None
-
 
 def ranked(cycles: Ints, offsets: Ints) -> tuple[Ints, Ints]:
     """Each client's rank among its peers (same cycle, same start), in order of their numbers, and their count."""
@@ -180,13 +141,21 @@ def ranked(cycles: Ints, offsets: Ints) -> tuple[Ints, Ints]:
     return ranks, count[group].astype(np.int64)
 
 
+def unit_follows_unit(fleet: Fleet) -> Floats:
+    """[N] the chance that a round with a unit is followed by another one, where whole units come by chance into
+    batteries that keep them; NaN elsewhere."""
+    arrivals, storage = fleet.arrivals, fleet.storage
+    lossless = np.all(np.asarray(storage.charging) == 1.0) and not (np.any(storage.leak) or np.any(storage.standby))
+    if lossless and storage.cost_spread == 0.0:
+        if type(arrivals) is BernoulliArrivals:
+            return 1.0 / arrivals.cycles
+        if type(arrivals) is Markov:
+            return arrivals.stays_good()
+    return np.full(len(fleet), np.nan)
+
+
 def _scale(cycles: Ints, scaled: bool) -> Floats:
     return cycles.astype(np.float64) if scaled else np.ones(len(cycles))
-
-
-def _started(fleet: Fleet, round: int) -> Bools:
-    started: Bools = fleet.offsets() <= round
-    return started
 
 
 @dataclass(frozen=True)
@@ -235,22 +204,6 @@ class UniformWindow(IndependentPolicy):
         slot[..., waits] = random.below(cycles[waits], clients.seed, random.Purpose.SLOT, ids[waits], window[waits])
         return slot
 
-    def law(self, fleet: Fleet, round: int) -> Law | None:
-        if not fleet.arrivals.regular or np.any(fleet.capacity < self._room(fleet) - TOLERANCE):
-            return None  # some slots cannot be paid for: no unit has come, or waiting overflows the battery
-        chance = np.where(_started(fleet, round), 1.0 / fleet.cycles(), 0.0)
-        return Law(chance, _scale(fleet.cycles(), self.scaled))
-
-    def _room(self, fleet: Fleet) -> Floats:
-        """The battery that every slot needs, in units."""
-        return fleet.arrivals.window_capacity
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
-        if self.law(fleet, 0) is None:
-            return None
-        cycles = fleet.cycles().astype(np.float64)
-        return cycles, (cycles**2 - 1.0) / 6.0
-
 
 @dataclass(frozen=True)
 class Greedy(IndependentPolicy):
@@ -269,13 +222,6 @@ class Greedy(IndependentPolicy):
 
     def step(self, state: State, view: View) -> Decision:
         return Decision(view.affords, state["scale"], state)
-
-    def law(self, fleet: Fleet, round: int) -> Law | None:
-        chance = fleet.arrivals.chance(round)
-        return None if chance is None else Law(chance, _scale(fleet.cycles(), self.scaled))
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats] | None:
-        return fleet.arrivals.spacing()
 
 
 @dataclass(frozen=True)
@@ -314,12 +260,6 @@ class Always(IndependentPolicy):
     def step(self, state: State, view: View) -> Decision:
         return Decision(np.ones(view.affords.shape, np.bool_), state["scale"], state)
 
-    def law(self, fleet: Fleet, round: int) -> Law:
-        return Law(np.ones(len(fleet)), np.ones(len(fleet)))
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats]:
-        return np.ones(len(fleet)), np.zeros(len(fleet))
-
 
 @dataclass(frozen=True)
 class Bernoulli(IndependentPolicy):
@@ -339,11 +279,3 @@ class Bernoulli(IndependentPolicy):
         clients = state["clients"]
         coin = random.below(clients.cycles, clients.seed, random.Purpose.COIN, clients.ids, view.round)
         return Decision((coin == 0) & (clients.offsets <= view.round), _scale(clients.cycles, True), state)
-
-    def law(self, fleet: Fleet, round: int) -> Law:
-        chance = np.where(_started(fleet, round), 1.0 / fleet.cycles(), 0.0)
-        return Law(chance, _scale(fleet.cycles(), True))
-
-    def gaps(self, fleet: Fleet) -> tuple[Floats, Floats]:
-        cycles = fleet.cycles().astype(np.float64)
-        return cycles, cycles * (cycles - 1.0)

@@ -18,43 +18,60 @@ from everfed.arrays import Floats
 from everfed.errors import InputError
 from everfed.scheduling.policies import Clients, Decision, IndependentPolicy, State, View
 
-# Larger batteries hardly ever run empty or full at these rates: their law is that of this many units.
-_MOST_LEVELS = 60
+# Larger batteries are taken to be this large: their chance differs by less than one part in as many.
+_MOST_UNITS = 10_000
 
 
 @lru_cache(maxsize=4096)
-def participation_chance(rate: float, capacity: int, least: int, chance: float) -> float:
-    """The long-run chance of taking part, where a unit comes with chance `rate` in every round.
+def participation_chance(rate: float, capacity: float, least: int, chance: float, again: float | None = None) -> float:
+    """The long-run chance of taking part, where whole units of energy come by chance.
 
-    A client with at least `least` units takes part with this `chance`; its battery holds `capacity`
-    units. Exact: the stationary law of the battery's level. For a battery of one unit it is
-    chance * rate / (chance + rate - chance * rate).
+    A unit comes in a share `rate` of the rounds: independently of the past, or in spells, where `again` is the
+    chance that a round with a unit is followed by another one. A client with at least `least` units takes part
+    with this `chance`; its battery holds `capacity` units. Exact: the stationary law of the weather and the
+    battery's level. For independent units and a battery of one it is chance * rate / (chance + rate - chance * rate).
 
     >>> round(participation_chance(0.2, capacity=1, least=1, chance=0.5), 6)
     0.166667
     """
-    levels = min(capacity, _MOST_LEVELS) + 1
-    moves = np.zeros((levels, levels))  # moves[a, b]: the chance to go from level a to b in a round
-    joins = np.zeros(levels)
-    for level in range(levels):
-        for arrives, likely in ((1, rate), (0, 1.0 - rate)):
-            held = min(level + arrives, levels - 1)
-            taking = chance if held >= least else 0.0
-            moves[level, held] += likely * (1.0 - taking)
-            if taking:
-                moves[level, held - 1] += likely * taking
-            joins[level] += likely * taking
-    # Only levels that an empty battery can come to: who spends at once never holds a second unit.
-    reached = np.zeros(levels, np.bool_)
-    reached[0] = True
-    for _ in range(levels):
-        reached |= reached @ (moves > 0)
-    moves, joins = moves[np.ix_(reached, reached)], joins[reached]
-    # The stationary law solves x = x M with sum(x) = 1: one equation is redundant and makes room for the sum.
-    system = moves.T - np.eye(len(moves))
-    system[-1] = 1.0
-    stationary = np.linalg.solve(system, np.eye(len(moves))[-1])
-    return float(stationary @ joins)
+    if rate == 1.0:
+        return chance  # the battery fills up, and every round can be paid for
+    top = int(min(capacity, least if chance == 1.0 else _MOST_UNITS + least))  # who spends at once holds no more
+    repeats = rate if again is None else again
+    begins = rate * (1.0 - repeats) / (1.0 - rate)
+    weather = np.array([[1.0 - begins, begins], [1.0 - repeats, repeats]])  # from without, with a unit to the same
+
+    def taken(level: int) -> float:
+        return chance if level >= least else 0.0
+
+    def moves(level: int) -> tuple[Floats, Floats, Floats]:
+        """The chances to go a level down, to stay, and to go up; [weather before, weather after] each."""
+        held = min(level + 1, top)
+        without, with_unit = weather * [1.0, 0.0], weather * [0.0, 1.0]
+        down, stay = without * taken(level), without * (1.0 - taken(level))
+        if level == top:
+            return down + with_unit * taken(held), stay + with_unit * (1.0 - taken(held)), 0.0 * weather
+        return down, stay + with_unit * taken(held), with_unit * (1.0 - taken(held))
+
+    # Whoever once held `least` units never again holds less than one below. From the top, level after level is
+    # eliminated: what goes up from a level comes back to it some time later.
+    bottom = least - 1
+    leads = []  # from the weight of a level to that of the next one
+    back = np.zeros((2, 2))
+    for level in range(top, bottom, -1):
+        down, stay, _ = moves(level)
+        lead = moves(level - 1)[2] @ np.linalg.inv(np.eye(2) - stay - back)
+        leads.append(lead)
+        back = lead @ down
+    returns = moves(bottom)[1] + back - np.eye(2)
+    weight = np.linalg.solve(np.stack([returns[:, 0], np.ones(2)]), [0.0, 1.0])
+    total = joins = 0.0
+    for level in range(bottom, top + 1):
+        total += float(weight.sum())
+        joins += float(weight @ weather @ [taken(level), taken(min(level + 1, top))])
+        if level < top:
+            weight = weight @ leads[top - 1 - level]
+    return joins / total
 
 
 @dataclass(frozen=True)
@@ -62,9 +79,10 @@ class Thrifty(IndependentPolicy):
     """With at least `least` units in the battery, train with this chance; scale by one over the long-run chance.
 
     Waiting for more than one unit, or tossing a coin, spreads the participations of a bursty supply
-    over time, at the price of energy that overflows. The scale is exact in the long run for
-    bernoulli arrivals of rate 1/E; for others it is that of the same mean rate. It is not for
-    supplies that change with the season: `SelfWeighted` follows those.
+    over time, at the price of energy that overflows. The scale is exact in the long run for whole units that
+    come independently or in spells (bernoulli and markov arrivals) into a battery without losses; other
+    supplies are refused, since nobody knows their law: `SelfWeighted` learns it. Who neither waits nor tosses
+    (least = 1, chance = 1) trains as often as its energy comes, and is scaled by its cycle with any supply.
     """
 
     least: int = 1
@@ -77,16 +95,25 @@ class Thrifty(IndependentPolicy):
             raise InputError(f"chance is {self.chance}; it must be above 0 and at most 1.")
 
     def init(self, clients: Clients, round: int = 0) -> State:
-        capacity = np.floor(clients.capacity + 1e-9).astype(np.int64)
+        capacity = np.floor(clients.capacity + 1e-9)
         if np.any(capacity < self.least):
             short = int(np.argmax(capacity < self.least))
             raise InputError(
                 f"client {clients.ids[short]} has a battery of {clients.capacity[short]:g} units and would wait for "
                 f"{self.least}; it could never train."
             )
+        if self.least == 1 and self.chance == 1.0:
+            return {"clients": clients, "scale": clients.cycles.astype(np.float64)}
+        again = np.full(len(clients.ids), np.nan) if clients.again is None else clients.again
+        if np.any(np.isnan(again)):
+            raise InputError(
+                f"thrifty cannot weigh client {clients.ids[int(np.argmax(np.isnan(again)))]}: it knows the long-run "
+                "chance of taking part only where whole units come by bernoulli or markov arrivals into a battery "
+                "without losses. Take self-weighted, or least = 1 and chance = 1."
+            )
         chances = [
-            participation_chance(1.0 / int(cycle), int(room), self.least, self.chance)
-            for cycle, room in zip(clients.cycles, capacity, strict=True)
+            participation_chance(1.0 / int(cycle), float(room), self.least, self.chance, float(often))
+            for cycle, room, often in zip(clients.cycles, capacity, again, strict=True)
         ]
         return {"clients": clients, "scale": 1.0 / np.array(chances)}
 

@@ -1,0 +1,188 @@
+"""The audit: what a fleet, a policy and a server rule do to training, before a single gradient is computed.
+
+Measured over many seeds and, where it can be known, exactly. The quantity that matters is the mean of
+join * scale: 1 for every client means that the round's update is, on average, the one FedAvg would have made
+with everybody present.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from everfed.arrays import Floats
+from everfed.auditing import judge
+from everfed.auditing.exact import Exact, exactly
+from everfed.auditing.figures import Figures, measured
+from everfed.auditing.judge import Judgement
+from everfed.auditing.limit import Limit, limit
+from everfed.auditing.tally import Tally
+from everfed.auditing.variance import Variance, as_vectors, variance
+from everfed.auditing.words import REMEMBERED, distance, verdict
+from everfed.energy.fleet import Fleet
+from everfed.errors import EverfedWarning, InputError
+from everfed.random import check_seed
+from everfed.scheduling.laws import are_independent
+from everfed.scheduling.plan import Schedule, check_horizon
+from everfed.scheduling.policies import Policy
+from everfed.server import ServerRule
+
+# Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
+_ROWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Audit(Figures):
+    """Measured figures; `exact` holds the same fields where they are known exactly for this fleet, policy,
+    server rule and horizon, and None elsewhere."""
+
+    gap_min: int = 0
+    gap_max: int = 0
+    exact: Figures = Figures()
+    over_the_run: Judgement | None = None  # does every client count by its data, on average over the run?
+    in_every_round: Judgement | None = None  # and in each round by itself? Both None if weights say nothing
+    verdict: str = ""  # both in words
+    rounds: int = 0
+    seeds: int = 0
+    variance: Variance | None = None  # of a round's update; None if the server uses more than that
+    limit: Limit | None = None  # what no unbiased schedule can beat
+
+    def distance(self) -> str | None:
+        """How far the schedule is from what no unbiased one can beat, in words."""
+        if self.limit is None or self.variance is None or self.over_the_run is None:
+            return None
+        known = self.variance.measured if self.variance.exact is None else self.variance.exact
+        single = self.in_every_round
+        unbiased = self.over_the_run.unbiased and single is not None and single.unbiased is not False
+        return distance(self.limit, known, unbiased)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers; NaN and infinity become None."""
+        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        out["fairness"], out["exact"]["fairness"] = self.fairness, self.exact.fairness
+        out["variance"] = _plain(self.variance.to_dict()) if self.variance else None
+        if out["limit"]:
+            out["limit"]["words"] = self.distance()
+        return out
+
+
+def audit(
+    fleet: Fleet,
+    policy: Policy,
+    rounds: int = 1000,
+    seeds: int | Sequence[int] = 200,
+    *,
+    shares: Sequence[float] | Floats | None = None,
+    server: ServerRule | None = None,
+    deltas: Sequence[float] | Floats | None = None,
+) -> Audit:
+    """Measure a policy on a fleet over many runs of `rounds` rounds, and compute what can be.
+
+    seeds: how many runs (seeds 0, 1, 2, ...), or which seeds.
+    shares: p_i, each client's part of the data (default: equal).
+    server: a server rule, whose weights take the place of the clients' scales (default: `Sum`).
+    deltas: updates whose variance is wanted, [N, d], or their lengths [N] (default: all alike, length 1).
+    """
+    p = _shares(shares, len(fleet))
+    check_horizon(fleet, rounds, strict=False)
+    rounds, numbers, vectors = int(rounds), _seed_numbers(seeds), as_vectors(deltas, len(fleet))
+    remembers = server is not None and server.remembers
+    rule = None if remembers else server
+    tally = Tally(fleet, p, rounds, rule, vectors)
+    batch = max(1, _ROWS // len(fleet))
+    for start in range(0, len(numbers), batch):
+        tally.run(Schedule(fleet, policy, np.array(numbers[start : start + batch], dtype=np.uint64)[:, None]))
+    found = measured(tally)
+    assert found.mean_weight is not None
+    assert found.violations is not None
+    exact = _uncontradicted(tally, exactly(fleet, policy, p, rounds, rule), policy)
+    some = np.array(numbers[: max(1, batch)], dtype=np.uint64)[:, None]
+    least = limit(fleet, p, rounds, vectors, some) if policy.obeys_energy else None
+    known = exact.figures.mean_weight
+    answer: dict[str, Any] = {"verdict": REMEMBERED}
+    if not remembers or policy.unbiased:
+        independent = are_independent(policy) and (rule is None or not rule.normalizes)
+        overall = judge.over_the_run(tally, known)
+        single = judge.in_every_round(tally, exact, independent)
+        weight = found.mean_weight if known is None else known
+        answer = {"over_the_run": overall, "in_every_round": single}
+        answer["verdict"] = verdict(tally, weight, overall, single, found.violations)
+        if not remembers:
+            spread = variance(fleet, policy, p, rounds, vectors, rule, tally.update_variance())
+            answer["variance"] = (
+                spread
+                if known is not None or exact.figures.update_variance is not None
+                else replace(spread, exact=None, by_client=None, noisiest=None, upgrade=None)
+            )
+    return Audit(
+        **{f.name: getattr(found, f.name) for f in fields(Figures)},
+        gap_min=tally.gap_min,
+        gap_max=tally.gap_max,
+        exact=exact.figures,
+        rounds=rounds,
+        seeds=len(numbers),
+        limit=least,
+        **answer,
+    )
+
+
+def _uncontradicted(tally: Tally, exact: Exact, policy: Policy) -> Exact:
+    """Exact values, unless what was measured rules them out: no number is better than a wrong one."""
+    known = exact.figures.mean_weight
+    if known is None or not judge.contradicts(tally, known):
+        return exact
+    warnings.warn(
+        f"the law of {type(policy).__name__} does not agree with what was measured on this fleet (mean weights are off "
+        f"by up to {np.abs(tally.clients.mean(tally.seeds) - known).max():.3g}); exact values are left out.",
+        EverfedWarning,
+        stacklevel=3,
+    )
+    return Exact(Figures())
+
+
+def _seed_numbers(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
+        numbers = list(range(int(seeds)))
+    elif isinstance(seeds, list | tuple | range):
+        numbers = list(seeds)
+    else:
+        raise InputError(f"seeds is {seeds!r}; it must be how many (200), or which ones ([0, 5, 7]).")
+    if not numbers:
+        raise InputError(f"seeds is {seeds}; an audit needs at least 1.")
+    for seed in numbers:
+        check_seed(seed)
+    if len(set(numbers)) < len(numbers):
+        raise InputError("a seed is named twice; each run of an audit needs a seed of its own.")
+    return numbers
+
+
+def _shares(shares: Sequence[float] | Floats | None, n: int) -> Floats:
+    if shares is None:
+        return np.full(n, 1.0 / n)
+    try:
+        p = np.asarray(shares, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"shares must be numbers, one per client; got {shares!r}.") from None
+    if p.shape != (n,):
+        raise InputError(f"{p.size} shares were given for {n} clients; give one share per client.")
+    if not (np.all(p >= 0) and math.isclose(p.sum(), 1.0, rel_tol=1e-6)):
+        raise InputError(f"shares must be non-negative and sum to 1; these sum to {p.sum():g}.")
+    return p
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold."""
+    if isinstance(value, np.ndarray):
+        return [_plain(v) for v in value.tolist()]
+    if isinstance(value, Figures | Judgement | Limit):
+        return {name: _plain(v) for name, v in vars(value).items()}
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

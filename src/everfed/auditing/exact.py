@@ -1,0 +1,119 @@
+"""The exact figures of a schedule: from its law, or, where nothing is left to chance, from one run.
+
+They hold for this fleet with its storage and offsets, this policy, this server rule and this horizon. Where
+that cannot be said, there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from everfed.arrays import Floats
+from everfed.auditing.figures import Figures, measured
+from everfed.auditing.tally import Tally
+from everfed.energy.fleet import Fleet
+from everfed.scheduling.laws import Law, are_independent, is_deterministic, law_of, seedless
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Policy, WaitForAll
+from everfed.server import Scaffold, ServerRule, Sum, Truncated
+
+# Rules whose factor for a participant is a function of the scale it asks for, and of nothing else.
+_MEMORYLESS = (Sum, Truncated, Scaffold)
+
+
+class Extreme(NamedTuple):
+    """A client's mean weight in one round."""
+
+    weight: float
+    client: int
+    round: int
+
+
+class Exact(NamedTuple):
+    """Figures, and the rounds in which single clients count most and least (None: not known)."""
+
+    figures: Figures
+    most: Extreme | None = None
+    least: Extreme | None = None
+
+
+def exactly(fleet: Fleet, policy: Policy, shares: Floats, rounds: int, server: ServerRule | None) -> Exact:
+    """server: whose weights take the place of the clients' scales (None: none does)."""
+    known = are_independent(policy) or type(policy) is WaitForAll
+    violations = 0.0 if known and policy.obeys_energy else None
+    if is_deterministic(fleet, policy):
+        return _of_one_run(fleet, policy, shares, rounds, server)
+    laws = round_laws(fleet, policy, rounds, server)
+    if laws is None:
+        return Exact(Figures(violations=violations))
+    rate, weight = np.zeros(len(fleet)), np.zeros(len(fleet))
+    means, variances = np.zeros(rounds), np.zeros(rounds)
+    most = least = Extreme(1.0, 0, 0)
+    for r, law in enumerate(laws):
+        started = fleet.offsets() <= r
+        counted = law.probability * law.scale
+        rate += law.probability * started
+        weight += counted * started
+        means[r], variances[r] = shares @ counted, law.weight_variance(shares)
+        most, least = _extremes(most, least, np.where(started, counted, 1.0), r)
+    active = np.maximum(rounds - fleet.offsets(), 1)
+    run_law = law_of(fleet, policy, rounds)
+    sums = run_law.gaps() if run_law else None
+    gap_mean, gap_variance = sums.mean_and_variance() if sums else (None, None)
+    figures = Figures(
+        participation_rate=rate / active,
+        mean_weight=weight / active,
+        gap_mean=gap_mean,
+        gap_variance=gap_variance,
+        round_weight_mean=float(means.mean()),
+        round_weight_variance=float(variances.mean() + means.var()),
+        update_variance=float(variances.mean()),
+        single_round_bias=max(most.weight - 1.0, 1.0 - least.weight),
+        violations=violations,
+    )
+    return Exact(figures, most, least)
+
+
+def round_laws(fleet: Fleet, policy: Policy, rounds: int, server: ServerRule | None) -> Iterator[Law] | None:
+    """The law of every round, with the server's factors in place of the clients' scales."""
+    if server is not None and type(server) not in _MEMORYLESS:
+        return None
+    run_law = law_of(fleet, policy, rounds)
+    if run_law is None or server is None:
+        return run_law.rounds() if run_law else None
+    everybody, weigher = np.arange(len(fleet)), server.weigher(len(fleet))
+    return (law._replace(scale=weigher.factors(r, everybody, law.scale)) for r, law in enumerate(run_law.rounds()))
+
+
+def _of_one_run(fleet: Fleet, policy: Policy, shares: Floats, rounds: int, server: ServerRule | None) -> Exact:
+    """Every seed gives this run. Whose weight is largest in a round is read off while it goes by."""
+    most = least = Extreme(1.0, 0, 0)
+
+    class Watched(Tally):
+        def _round(self, round: int, weights: Floats) -> None:
+            nonlocal most, least
+            super()._round(round, weights)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                counted = weights[0] / shares
+            seen = (fleet.offsets() <= round) & (shares > 0.0)
+            most, least = _extremes(most, least, np.where(seen, counted, 1.0), round)
+
+    tally = Watched(fleet, shares, rounds, server)
+    tally.run(Schedule(fleet, policy, 0))
+    figures = replace(measured(tally), single_round_bias=max(most.weight - 1.0, 1.0 - least.weight))
+    if not seedless(fleet.arrivals):  # who ignores energy joins alike under every seed, but not always without it
+        figures = replace(figures, violations=None)
+    return Exact(figures, most, least)
+
+
+def _extremes(most: Extreme, least: Extreme, counted: Floats, round: int) -> tuple[Extreme, Extreme]:
+    high, low = int(np.argmax(counted)), int(np.argmin(counted))
+    if counted[high] > most.weight:
+        most = Extreme(float(counted[high]), high, round)
+    if counted[low] < least.weight:
+        least = Extreme(float(counted[low]), low, round)
+    return most, least
