@@ -132,16 +132,6 @@ class TestEveryRandomProcess:
         for r in (0, 1, 2, 3, 7, 100):
             assert arrivals.harvest(r, 11).mean() == pytest.approx(arrivals.chance(r)[0], abs=0.012)
 
-    def test_units_are_spaced_as_stated(self, process):
-        arrivals = build(process, [(5, 0)] * 50)
-        if arrivals.spacing() is None:
-            pytest.skip("no formula is claimed")
-        amounts = harvests(arrivals, range(4000), seed=5)
-        gaps = np.concatenate([np.diff(np.flatnonzero(column)) for column in amounts.T])
-        mean, variance = (values[0] for values in arrivals.spacing())
-        assert gaps.mean() == pytest.approx(mean, rel=0.02)
-        assert gaps.var() == pytest.approx(variance, rel=0.06)
-
     def test_spending_each_unit_as_it_comes_is_unbiased_and_within_energy(self, process):
         fleet = Fleet.from_cycles([1, 2, 5, 20] * 5, arrivals=next(n for n, p in ARRIVALS.items() if p is process))
         result = audit(fleet, Greedy(scaled=True), rounds=100, seeds=200)

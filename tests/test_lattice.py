@@ -11,6 +11,7 @@ import pytest
 from everfed import Fleet, Lattice, UniformWindow, audit
 from everfed.errors import InputError
 from everfed.scheduling import Clients, Schedule, View, lattice
+from everfed.scheduling.laws import law_of
 from everfed.scheduling.policies import ranked
 
 PAPER = Fleet.from_cycles([1, 5, 10, 20] * 10)
@@ -23,6 +24,11 @@ def joins(fleet, policy, rounds, seeds):
     """Who joins, [rounds, seeds, N]."""
     schedule = Schedule(fleet, policy, np.arange(seeds, dtype=np.uint64)[:, None])
     return np.array([schedule.step(r)[0] for r in range(rounds)])
+
+
+def laws(fleet, policy, rounds):
+    """The law of every round."""
+    return list(law_of(fleet, policy, rounds).rounds())
 
 
 def with_all_shifts(monkeypatch, grid, order):
@@ -82,7 +88,7 @@ def test_the_variance_of_the_number_of_participants(size, variances):
     fleet = Fleet.from_cycles([cycle] * peers)
     for policy, variance in zip((UniformWindow(), Lattice()), variances, strict=True):
         # Shares of 1/E make a round's weight the number of its participants.
-        law = policy.law(fleet, 7)
+        law = laws(fleet, policy, 8)[7]
         assert law.weight_variance(np.full(peers, 1 / cycle)) == pytest.approx(variance, abs=1e-12)
         counts = joins(fleet, policy, cycle, 2000).sum(axis=2)
         assert counts.var() == pytest.approx(variance, rel=0.1)
@@ -113,15 +119,15 @@ def test_the_variance_of_unequal_updates_is_the_formulas(peers, cycle):
     assert (updates**2).sum(axis=2).mean() == pytest.approx(variance, rel=0.05, abs=1e-12)
     together = [joined[..., i] & joined[..., j] for i in range(peers) for j in range(i)]
     assert np.mean(together) == pytest.approx(both, rel=0.05, abs=1e-12)
-    for block in Lattice().law(Fleet.from_cycles([cycle] * peers), 0).blocks:
-        assert block.both == pytest.approx(both)
+    for block in laws(Fleet.from_cycles([cycle] * peers), Lattice(), 1)[0].blocks:
+        assert block.joint_probability == pytest.approx(both)
 
 
 def test_groups_of_other_cycles_and_starts_are_independent():
     fleet = Fleet.from_cycles([4, 4, 4, 4, 6, 6], offsets=[0, 0, 12, 12, 0, 0])
-    blocks = Lattice().law(fleet, 12).blocks
+    blocks = laws(fleet, Lattice(), 13)[12].blocks
     assert sorted(block.clients.tolist() for block in blocks) == [[0, 1], [2, 3], [4, 5]]
-    assert [block.clients.tolist() for block in Lattice().law(fleet, 0).blocks] == [[0, 1], [4, 5]]
+    assert [block.clients.tolist() for block in laws(fleet, Lattice(), 1)[0].blocks] == [[0, 1], [4, 5]]
     joined = joins(fleet, Lattice(), 24, 2000)[12:].astype(float)
     for i, j in ((0, 2), (0, 4), (2, 4)):
         one, other = joined[..., i], joined[..., j]
@@ -144,18 +150,18 @@ class TestFixedPhase:
         for i, cycle in enumerate(cycles):
             for seed in range(20):
                 assert set(np.diff(np.flatnonzero(joined[:, seed, i])).tolist()) == {cycle}
-        mean, variance = Lattice(redraw=False).gaps(PAPER)
+        mean, variance = law_of(PAPER, Lattice(redraw=False), 205).gaps().mean_and_variance()
         assert mean.tolist() == [1, 5, 10, 20] * 10
-        assert variance.tolist() == [0] * 40
+        assert variance == pytest.approx([0.0] * 40)
 
     def test_needs_a_battery_of_one_unit_where_energy_trickles(self):
         small = Fleet.from_cycles([1, 5, 10, 20] * 10, arrivals="trickle", capacity=1)
-        law = Lattice(redraw=False).law(small, 0)
+        law = laws(small, Lattice(redraw=False), 60)[0]
         assert law.probability.tolist() == [1.0, 0.2, 0.1, 0.05] * 10
         joined = joins(small, Lattice(redraw=False), 200, 20)
         assert (joined.sum(axis=0) == [200, 40, 20, 10] * 10).all()
         # One that is drawn anew would have to skip slots.
-        assert Lattice().law(small, 0) is None
+        assert law_of(small, Lattice(), 60) is None
         assert joins(small, Lattice(), 200, 20).sum() < joined.sum()
 
     def test_the_phase_is_the_first_window_of_the_lattice(self):

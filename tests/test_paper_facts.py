@@ -26,6 +26,7 @@ from everfed import (
     random,
 )
 from everfed.scheduling import Schedule, participations
+from everfed.scheduling.laws import law_of
 
 PAPER = Fleet.from_cycles([1, 5, 10, 20] * 10)
 SHARE = 1 / 40
@@ -100,7 +101,7 @@ class TestTheExperiment:
         assert steps[-1].energy.spent / 13_500 == pytest.approx(0.148, abs=5e-4)
 
     def test_algorithm_1_by_formula_has_the_paper_s_moments(self):
-        law = UniformWindow().law(PAPER, 0)
+        law = next(law_of(PAPER, UniformWindow(), 20).rounds())
         spread = law.probability * (1.0 - law.probability)
         assert law.probability.sum() == pytest.approx(13.5)
         assert spread.sum() == pytest.approx(2.975)

@@ -14,6 +14,7 @@ from torch import nn
 
 import everfed as ef
 from everfed import config
+from everfed.auditing.variance import variance
 from everfed.data.on_demand import OnDemand
 from everfed.data.on_demand_sources import Generated
 from everfed.energy import battery as battery_module
@@ -22,7 +23,6 @@ from everfed.energy.battery import Battery
 from everfed.learning import choose
 from everfed.learning.rows import ClientRows
 from everfed.report.lines import show
-from everfed.scheduling.variance import _law, _total, variance
 
 CPU = torch.device("cpu")
 
@@ -251,12 +251,12 @@ def test_a_bigger_panel_in_a_lattice_is_judged_by_its_neighbours_alone():
     cycles = np.array([2, 2, 3, 3, 3, 7, 7, 8, 9, 9])
     fleet, shares = ef.Fleet.from_cycles(cycles), np.full(10, 0.1)
     lengths = np.linspace(1.0, 2.0, 10)
-    found = variance(fleet, ef.Lattice(), shares, lengths)
+    found = variance(fleet, ef.Lattice(), shares, 504, lengths)
     assert found.upgrade is not None
     changed = cycles.copy()
     changed[found.upgrade.client] -= 1
-    law = _law(ef.Lattice(), changed)
-    assert found.upgrade.variance == pytest.approx(_total(law, shares, lengths[:, None]), rel=1e-12)
+    after = variance(ef.Fleet.from_cycles(changed), ef.Lattice(), shares, 504, lengths)
+    assert found.upgrade.variance == pytest.approx(after.exact, rel=1e-9)
 
 
 def test_a_long_list_of_cycles_is_told_in_a_few_words():

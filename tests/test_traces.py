@@ -310,7 +310,6 @@ class TestProfile:
         assert not profile.regular
         assert profile.window_capacity.tolist() == [1.0, 1.0]
         assert profile.chance(0) is None
-        assert profile.spacing() is None
         assert profile.offsets.tolist() == [0, 3]
 
     def test_seeds_side_by_side_share_one_sky(self):

@@ -96,8 +96,9 @@ class TestKnownArrivals:
             steps = [s for s in plan(fleet, KnownArrivals(horizon=10), 100, seed) if len(s.clients)]
             assert [s.round // 50 for s in steps] == [0, 1]
             assert all(s.round % 50 < 10 and s.scales.tolist() == [10.0] for s in steps)
-        assert KnownArrivals(horizon=10).law(fleet, 0) is None
-        assert KnownArrivals(horizon=50).law(fleet, 0) is not None
+        # Exactly so: silent for 40 rounds of 50.
+        assert audit(fleet, KnownArrivals(horizon=10), 100, 2).exact.mean_weight == pytest.approx([0.2])
+        assert audit(fleet, KnownArrivals(horizon=50), 100, 2).exact.mean_weight == pytest.approx([1.0])
 
     def test_a_trickle_comes_when_it_has_added_up_to_a_unit(self):
         outlook = Outlook(supplied([0.3], capacity=2.0), 0, (1,), 100)
@@ -173,7 +174,6 @@ class TestChanging:
         arrivals = swapped(2, 3).arrivals
         assert arrivals.chance(0).tolist() == [1.0]
         assert arrivals.chance(CHANGE) is None
-        assert arrivals.spacing() is None
 
     @pytest.mark.parametrize(
         ("clients", "at", "words"), [(1, -1, "change in round -1"), (2, 5, "1 clients before the change and of 2")]

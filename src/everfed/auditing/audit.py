@@ -98,37 +98,40 @@ def audit(
     for start in range(0, len(numbers), batch):
         tally.run(Schedule(fleet, policy, np.array(numbers[start : start + batch], dtype=np.uint64)[:, None]))
     found = measured(tally)
-    assert found.mean_weight is not None
-    assert found.violations is not None
     exact = _uncontradicted(tally, exactly(fleet, policy, p, rounds, rule), policy)
-    some = np.array(numbers[: max(1, batch)], dtype=np.uint64)[:, None]
-    least = limit(fleet, p, rounds, vectors, some) if policy.obeys_energy else None
-    known = exact.figures.mean_weight
-    answer: dict[str, Any] = {"verdict": REMEMBERED}
-    if not remembers or policy.unbiased:
-        independent = are_independent(policy) and (rule is None or not rule.normalizes)
-        overall = judge.over_the_run(tally, known)
-        single = judge.in_every_round(tally, exact, independent)
-        weight = found.mean_weight if known is None else known
-        answer = {"over_the_run": overall, "in_every_round": single}
-        answer["verdict"] = verdict(tally, weight, overall, single, found.violations)
-        if not remembers:
-            spread = variance(fleet, policy, p, rounds, vectors, rule, tally.update_variance())
-            answer["variance"] = (
-                spread
-                if known is not None or exact.figures.update_variance is not None
-                else replace(spread, exact=None, by_client=None, noisiest=None, upgrade=None)
-            )
+    some = np.array(numbers[:batch], dtype=np.uint64)[:, None]
+    shared: dict[str, Any] = {
+        "gap_min": tally.gap_min,
+        "gap_max": tally.gap_max,
+        "rounds": rounds,
+        "seeds": len(numbers),
+        "limit": limit(fleet, p, rounds, vectors, some) if policy.obeys_energy else None,
+    }
+    if remembers and not policy.unbiased:
+        return Audit(
+            **vars(_without_weights(found)), **shared, exact=_without_weights(exact.figures), verdict=REMEMBERED
+        )
+    overall = judge.over_the_run(tally, exact.figures.mean_weight)
+    independent = are_independent(policy) and (rule is None or not rule.normalizes)
+    single = judge.in_every_round(tally, exact, independent)
+    spread = variance(fleet, policy, p, rounds, vectors, rule, tally.update_variance())
+    if exact.figures.mean_weight is None:
+        spread = spread.without_law()
     return Audit(
-        **{f.name: getattr(found, f.name) for f in fields(Figures)},
-        gap_min=tally.gap_min,
-        gap_max=tally.gap_max,
+        **vars(found),
+        **shared,
         exact=exact.figures,
-        rounds=rounds,
-        seeds=len(numbers),
-        limit=least,
-        **answer,
+        over_the_run=overall,
+        in_every_round=single,
+        verdict=verdict(tally, exact.figures, found, overall, single),
+        variance=None if remembers else spread,
     )
+
+
+def _without_weights(figures: Figures) -> Figures:
+    """What is left where the server uses more than the updates that come in."""
+    names = ("mean_weight", "round_weight_mean", "round_weight_variance", "update_variance", "single_round_bias")
+    return replace(figures, **dict.fromkeys(names))
 
 
 def _uncontradicted(tally: Tally, exact: Exact, policy: Policy) -> Exact:

@@ -60,6 +60,10 @@ class Variance:
     noisiest: int | None  # the client with the largest part
     upgrade: Upgrade | None  # None if no single client with more energy would lower the variance, or nobody knows
 
+    def without_law(self) -> Variance:
+        """What was measured alone."""
+        return replace(self, exact=None, by_client=None, noisiest=None, upgrade=None)
+
     def advice(self) -> str:
         """Which device should get a bigger panel first."""
         if self.upgrade and self.exact is not None:

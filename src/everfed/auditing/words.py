@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from everfed.arrays import Floats
+from everfed.auditing.figures import Figures
 from everfed.auditing.judge import ERROR_RATE, NEGLIGIBLE, Judgement
 from everfed.auditing.limit import Limit
 from everfed.auditing.tally import Tally
@@ -21,8 +22,10 @@ REMEMBERED = (
 )
 
 
-def verdict(tally: Tally, weight: Floats, overall: Judgement, rounds: Judgement, violations: float) -> str:
-    """weight: every client's mean weight, exact where it is known."""
+def verdict(tally: Tally, exact: Figures, found: Figures, overall: Judgement, rounds: Judgement) -> str:
+    """Is each client heard in proportion to its data, over the run and in every round, and is the energy there?"""
+    weight = found.mean_weight if exact.mean_weight is None else exact.mean_weight
+    assert weight is not None
     total = float(tally.shares @ (weight * started_part(tally)))
     if total == 0.0:
         words = f"nobody ever trains in {tally.rounds} rounds: the model does not move"
@@ -35,8 +38,8 @@ def verdict(tally: Tally, weight: Floats, overall: Judgement, rounds: Judgement,
         words = f"fair but slow: all clients count alike, {total:.3g} times instead of once{_certainty(overall)}"
     else:
         words = _biased(tally, weight, overall, total)
-    if violations:
-        words += f"; spends energy that is not there, {violations:,.0f} times per run"
+    if found.violations:
+        words += f"; spends energy that is not there, {found.violations:,.0f} times per run"
     return words + "."
 
 

@@ -179,6 +179,9 @@ def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
         cells = []
         for name in ("participation_rate", "mean_weight", "gap_mean", "gap_variance"):
             measured, exact = getattr(result, name), getattr(result.exact, name)
+            if measured is None:
+                cells.append("-")
+                continue
             # A client that trained less than twice has no gap.
             known = measured[group.clients][~np.isnan(measured[group.clients])]
             text = f"{known.mean():.4g}" if len(known) else "-"
@@ -199,8 +202,7 @@ def _fleet_table(result: Audit) -> Table:
         "fairness of participation (Jain; 1: all alike)": "fairness",
     }
     for text, name in rows.items():
-        exact = getattr(result.exact, name)
-        out.add_row(text, f"{getattr(result, name):.5g}", "-" if exact is None else f"{exact:.5g}")
+        out.add_row(text, _number(getattr(result, name)), _number(getattr(result.exact, name)))
     return out
 
 

@@ -51,10 +51,6 @@ class Arrivals(Protocol):
         """
         ...
 
-    def spacing(self) -> tuple[Floats, Floats] | None:
-        """Mean and variance, [N] each, of the rounds from one unit to the next; None without a formula."""
-        ...
-
     def harvest(self, round: int, seed: Seeds) -> Floats:
         """Units newly available to each client at the start of this round, [N].
 
@@ -76,9 +72,6 @@ class Cyclic:
 
     def chance(self, round: int) -> Floats | None:
         return self._due(round).astype(np.float64)
-
-    def spacing(self) -> tuple[Floats, Floats] | None:
-        return self.cycles.astype(np.float64), np.zeros(len(self.cycles))
 
     def _due(self, round: int) -> Bools:
         # Divisions are slow, and peers are due together: one for each kind of client.

@@ -63,8 +63,5 @@ class Changing:
             return self.before.chance(round)
         return None if self.after.regular else self.after.chance(round)
 
-    def spacing(self) -> tuple[Floats, Floats] | None:
-        return None
-
     def harvest(self, round: int, seed: Seeds) -> Floats:
         return (self.before if round < self.at else self.after).harvest(round, seed)

@@ -95,9 +95,6 @@ class Profile:
     def chance(self, round: int) -> Floats | None:
         return None
 
-    def spacing(self) -> tuple[Floats, Floats] | None:
-        return None
-
     def harvest(self, round: int, seed: Seeds) -> Floats:
         rounds = self.table.shape[1]
         if round >= rounds and not self.repeats:

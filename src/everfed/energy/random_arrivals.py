@@ -18,8 +18,6 @@ from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.errors import InputError
 
-Spacing = tuple[Floats, Floats]
-
 
 @dataclass(frozen=True)
 class RandomArrivals:
@@ -63,9 +61,6 @@ class RandomArrivals:
         started: Bools = self.offsets <= round
         return (self._arrives(round, seed) & started).astype(np.float64)
 
-    def spacing(self) -> Spacing | None:
-        return None
-
     def _arrives(self, round: int, seed: Seeds) -> Bools:
         raise NotImplementedError
 
@@ -82,10 +77,6 @@ class BernoulliArrivals(RandomArrivals):
         arrives: Bools = self._word(round, seed) < self._bound
         return arrives
 
-    def spacing(self) -> Spacing | None:
-        cycles = self.cycles.astype(np.float64)
-        return cycles, cycles * (cycles - 1.0)
-
 
 @dataclass(frozen=True)
 class UniformInBlock(RandomArrivals):
@@ -99,10 +90,6 @@ class UniformInBlock(RandomArrivals):
         place = random.below(self.cycles, seed, random.Purpose.ARRIVAL, self.ids, since // self.cycles)
         arrives: Bools = place == since % self.cycles
         return arrives
-
-    def spacing(self) -> Spacing | None:
-        cycles = self.cycles.astype(np.float64)
-        return cycles, (cycles**2 - 1.0) / 6.0
 
 
 @dataclass(frozen=True)
