@@ -21,7 +21,16 @@ from everfed.data.datasets import load
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "cifar10.py"
 SMALL = replace(config.from_dict(presets.content("digits-quick")), rounds=10, eval_every=1, device="cpu")
-MODULES = ("cifar10", "cifar10_tables", "intervals", "non_iid", "non_iid_tables", "study_runs")
+MODULES = (
+    "cifar10",
+    "cifar10_figures",
+    "cifar10_plan",
+    "cifar10_tables",
+    "intervals",
+    "non_iid",
+    "non_iid_tables",
+    "study_runs",
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +100,13 @@ def test_a_fixed_rate_that_was_chosen_is_not_run_again(cifar10, small):
     done = done_with(cifar10, small, at)
     assert {run.part for run in small.runs(done)} == {"tune", "final"}
     assert any(run.part == "fixed" for run in small.runs({}))
+
+
+def test_the_plan_counts_every_run_once(cifar10, small):
+    from cifar10_plan import plan
+
+    rows = [row.split(" | ") for row in plan(replace(small, stages=(*small.stages, *small.stages)), {}).splitlines()]
+    assert [row[2] for row in rows[2:6]] == ["4 tune, 4 final", "2 fixed", "done", "done"]
 
 
 def test_no_final_run_has_the_seed_of_the_tuning(cifar10):
@@ -233,7 +249,9 @@ def test_tables_json_and_pictures_from_the_results_file(cifar10, told, tmp_path)
               for m in ("algorithm1", "greedy")]  # fmt: skip
     gain = 100 * (np.array(values[0]) - np.array(values[1]))
     assert f"| batch 10 | {gain.mean():+.1f} ± {4.302653 * gain.std(ddof=1) / 3**0.5:.1f} (p " in told.tables(runs)
-    told.draw(tmp_path, tmp_path)
+    import cifar10_figures
+
+    cifar10_figures.draw(tmp_path, tmp_path)
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("cifar10.png", "non_iid.png"))
 
 
