@@ -2,8 +2,8 @@
 
     python experiments/non_iid.py run --jobs 3 --limit-s 540   # again and again, until it says that all is done
     python experiments/non_iid.py table                        # the tables, from the results file alone
-    python experiments/non_iid.py json --out docs/results/non_iid.json
-    python experiments/non_iid.py figure --results docs/results/non_iid.json --out docs/images/non_iid.png
+    python experiments/non_iid.py json --out docs/results/non_iid-first.json
+    python experiments/non_iid.py figure --results docs/results/non_iid-first.json --out docs/images/non_iid.png
 
 A run is one line of the results file, written when the run ends; what is there is not done again (study_runs.py).
 The default precision, bf16, needs a GPU; --jobs processes share it. Only what trains is imported: numpy and torch
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -205,59 +205,79 @@ class Watched:
         return out
 
 
-def execute(study: Study, dataset: Dataset, run: Run, deadline: float = math.inf) -> Line | None:
-    """Do one run; None if the deadline (of time.time) came first. A run that diverges says so in its line."""
-    began = time.time()
-    optimizer, keeps = client(run.client, run.rate)
-    data = hold_out(dataset, study.held_out) if run.part == "tune" else dataset
-    experiment = replace(
-        study.base, data=Loaded(data), split=SPLITS[run.split], client=optimizer, keep_state=keeps, seed=run.seed
-    ).with_method(run.method)
+def observe(
+    experiment: Experiment, closely: bool, deadline: float = math.inf, points: Collection[int] = (), patience: int = 0
+) -> Line | None:
+    """Do one run and write down its curve; None if the deadline (of time.time) came first.
+
+    A run that diverges says so. points: rounds to evaluate besides those of the experiment. patience: evaluations in a
+    row after which a model that puts every image into one class is given up; 0: never.
+    """
     simulation, groups = experiment.simulation(), experiment.make_fleet().groups()
     counts = simulation.data.label_counts()
-    closely = run.part != "tune" and run.seed == study.seeds[0]
     watched = Watched(simulation.trainer, groups, *counts.shape, closely)
     simulation.trainer = watched
     keys = ("round", "accuracy", "worst_group", "rare", "loss", "class_accuracy", "length", "train_loss", "push")
     curve: dict[str, list[Any]] = {key: [] for key in keys}
     close_up: list[dict[str, Any]] = []
-    diverged = None
+    diverged = collapsed = None
+    books: dict[str, float] = {}
     try:
         for record in simulation:
             if time.time() > deadline:
                 return None
-            if closely and record.round >= experiment.rounds - CLOSE_UP:
-                metrics = record.metrics or simulation.evaluate(simulation.flat)
+            number, metrics, books = record.round + 1, record.metrics, record.energy.to_dict()
+            if metrics is None and number in points:
+                metrics = simulation.evaluate(simulation.flat)
+            if closely and number > experiment.rounds - CLOSE_UP:
+                now = metrics or simulation.evaluate(simulation.flat)
                 heard = np.bincount(watched.group_of[record.participants], minlength=len(groups)).tolist()
-                recalls = [rounded(v) for v in metrics.class_accuracy]
-                close_up.append({"round": record.round + 1, "heard": heard, "class_accuracy": recalls})
-            if record.metrics:
+                recalls = [rounded(v) for v in now.class_accuracy]
+                close_up.append({"round": number, "heard": heard, "class_accuracy": recalls})
+            if metrics:
                 point = {
-                    "round": record.round + 1,
-                    "accuracy": rounded(record.metrics.accuracy),
-                    "worst_group": rounded(record.metrics.worst_group_accuracy),
-                    "rare": rounded(rare_accuracy(experiment.split, record.metrics, counts, groups)),
-                    "loss": rounded(record.metrics.loss),
-                    "class_accuracy": [rounded(v) for v in record.metrics.class_accuracy],
+                    "round": number,
+                    "accuracy": rounded(metrics.accuracy),
+                    "worst_group": rounded(metrics.worst_group_accuracy),
+                    "rare": rounded(rare_accuracy(experiment.split, metrics, counts, groups)),
+                    "loss": rounded(metrics.loss),
+                    "class_accuracy": [rounded(v) for v in metrics.class_accuracy],
                     **watched.block(),
                 }
                 for key in keys:
                     curve[key].append(point[key])
+                ends = curve["class_accuracy"][-patience:] if patience else []
+                if len(ends) == patience > 0 and all(max(end) == sum(end) == 1.0 for end in ends):
+                    collapsed = curve["round"][-patience]
+                    break
     except DivergenceError as error:
         diverged = str(error)
     curve["push"] = curve["push"][-LAST:]  # the long part of a line, and only its end is looked at
     return {
-        "name": run.name,
-        **asdict(run),
-        "settings": study.settings(),
-        "seconds": round(time.time() - began, 1),
         "diverged": diverged,
+        "collapsed": collapsed,
+        "energy": {key: books[key] for key in ("harvested", "spent", "wasted") if books},
         "groups": [group.label for group in groups],
         "shares": [rounded(counts[group.clients].sum() / counts.sum()) for group in groups],
         "rare_classes": rare_classes(counts, groups),
         "curve": curve,
         "close_up": close_up,
     }
+
+
+def execute(study: Study, dataset: Dataset, run: Run, deadline: float = math.inf) -> Line | None:
+    """Do one run; None if the deadline (of time.time) came first."""
+    began = time.time()
+    optimizer, keeps = client(run.client, run.rate)
+    data = hold_out(dataset, study.held_out) if run.part == "tune" else dataset
+    experiment = replace(
+        study.base, data=Loaded(data), split=SPLITS[run.split], client=optimizer, keep_state=keeps, seed=run.seed
+    ).with_method(run.method)
+    seen = observe(experiment, run.part != "tune" and run.seed == study.seeds[0], deadline)
+    if seen is None:
+        return None
+    seconds = round(time.time() - began, 1)
+    return {"name": run.name, **asdict(run), "settings": study.settings(), "seconds": seconds, **seen}
 
 
 def main() -> None:

@@ -214,13 +214,17 @@ def tables(done: Mapping[str, Line]) -> str:
 # ---- files for the documentation ----
 
 
+def figures(line: Line) -> dict[str, Any]:
+    """The figures of a run as fractions of 1; None for a loss that nobody reported."""
+    found = measures(line)
+    if found is None:
+        return {"diverged": True}
+    return {key: None if math.isnan(value) else round(value, 6) for key, value in found.items()}
+
+
 def record(line: Line) -> dict[str, Any]:
-    """A run in short: what it is, and its figures as fractions of 1; None for a loss that nobody reported."""
-    what = {key: line[key] for key in ("part", "split", "method", "client", "rate", "seed")}
-    figures = measures(line)
-    if figures is None:
-        return {**what, "diverged": True}
-    return what | {key: None if math.isnan(value) else round(value, 6) for key, value in figures.items()}
+    """A run in short: what it is, and its figures."""
+    return {key: line[key] for key in ("part", "split", "method", "client", "rate", "seed")} | figures(line)
 
 
 def records(results: Path, out: Path) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,6 +132,18 @@ def percent(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.1f}{spread}"
 
 
+def fill_page(page: Path, blocks: Mapping[str, str]) -> None:
+    """Put tables into a page, each in the place of what stands between its name in a comment and the next one."""
+    text = page.read_text(encoding="utf-8")
+    for name, block in blocks.items():
+        before, mark, rest = text.partition(f"<!-- table: {name} -->")
+        _, end, after = rest.partition("<!-- end -->")
+        if not (mark and end):
+            raise SystemExit(f"{page} has no place for a table: '<!-- table: {name} -->' and then '<!-- end -->'.")
+        text = f"{before}{mark}\n\n{block}\n\n{end}{after}"
+    page.write_text(text, encoding="utf-8")
+
+
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -141,8 +155,17 @@ _study: Study  # in a worker process: set when it starts
 _data: Any
 
 
+def _end_with_parent() -> None:
+    """A killed parent leaves its workers waiting for work that never comes."""
+    parent = parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
+
+
 def _start(study: Study) -> None:
     global _study, _data
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore", EverfedWarning)
     torch.set_num_threads(1)  # the processes share the cores as they share the GPU
     _study, _data = study, study.load()
@@ -216,8 +239,8 @@ def carry_out(study: Study, results: Path, jobs: int = 1, limit_s: float = math.
                 break
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 keep(future.result(), pending.pop(future))
-    left = total - finished()
-    print(f"{left} runs are left: start this again" if left else "all runs are done", flush=True)
+    left = sum(run.name not in done for run in study.runs(done))  # more may follow from what these find
+    print(f"{left} runs or more are left: start this again" if left else "all runs are done", flush=True)
     return study.read(results)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import study_runs
 from study_runs import Line, by_name, markdown, percent, read_lines, write_json
 
 METHODS = ("algorithm1", "lattice", "fixed-phase", "ht-varp 0.5", "ht-varp 1", "mifa", "fedau")
@@ -205,12 +206,4 @@ def as_json(results: Path, out: Path) -> None:
 
 
 def fill_page(results: Path, out: Path) -> None:
-    """Put the tables into a page, each in the place of what stands between its name in a comment and the next one."""
-    text = out.read_text(encoding="utf-8")
-    for name, table in blocks(short_runs(results)).items():
-        before, mark, rest = text.partition(f"<!-- table: {name} -->")
-        _, end, after = rest.partition("<!-- end -->")
-        if not (mark and end):
-            raise SystemExit(f"{out} has no place for a table: '<!-- table: {name} -->' and then '<!-- end -->'.")
-        text = f"{before}{mark}\n\n{table}\n\n{end}{after}"
-    out.write_text(text, encoding="utf-8")
+    study_runs.fill_page(out, blocks(short_runs(results)))

@@ -1,0 +1,263 @@
+"""The study of experiments/cifar10.py, in small: rates chosen as it says, no run done twice, statistics as scipy's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from everfed import config, presets, sweep
+from everfed.data.augment import CentreCrop
+from everfed.data.datasets import load
+
+SCRIPT = Path(__file__).parents[1] / "experiments" / "cifar10.py"
+SMALL = replace(config.from_dict(presets.content("digits-quick")), rounds=10, eval_every=1, device="cpu")
+MODULES = (
+    "cifar10",
+    "cifar10_figures",
+    "cifar10_plan",
+    "cifar10_tables",
+    "intervals",
+    "non_iid",
+    "non_iid_tables",
+    "study_runs",
+)
+
+
+@pytest.fixture(scope="module")
+def cifar10():
+    """The script as a module; processes that it starts must find it too, hence the path."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    import cifar10
+
+    yield cifar10
+    sys.path.remove(str(SCRIPT.parent))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def told(cifar10):
+    import cifar10_tables
+
+    return cifar10_tables
+
+
+@pytest.fixture(scope="module")
+def intervals(cifar10):
+    import intervals
+
+    return intervals
+
+
+@pytest.fixture
+def small(cifar10):
+    """Two methods, a rate that is tuned and one that is fixed."""
+    case = cifar10.Case("by-energy 1", "sgd", 10)
+    stages = (
+        cifar10.Stage(case, ("algorithm1", "greedy"), (1, 2), rates=(0.2, 0.4)),
+        cifar10.Stage(case, ("greedy",), (1, 2), fixed=0.05),
+    )
+    return cifar10.Study(SMALL, stages, held_out=300, reuse=False)
+
+
+def done_with(cifar10, study, scores):
+    """What a results file would hold if tuning runs had these accuracies, by (method, rate), as far as they are asked
+    for."""
+    done = {}
+    while todo := [run for run in study.runs(done) if run.part == "tune" and run.name not in done]:
+        for run in todo:
+            accuracy = [scores[run.method](run.rate)] * 5
+            constant = {"worst_group": accuracy, "rare": accuracy, "train_loss": [[1.0]] * 5}
+            done[run.name] = {
+                "name": run.name, **run.values(), "diverged": None, "collapsed": None, "shares": [1.0],
+                "curve": {"round": [1, 2, 3, 4, 5], "accuracy": accuracy, **constant},
+            }  # fmt: skip
+    return done
+
+
+def test_the_grid_goes_on_beyond_its_edge_until_the_best_is_inside(cifar10, small):
+    rising, falling = (lambda rate: min(rate, 0.8) - 0.01 * rate), (lambda rate: -rate)
+    done = done_with(cifar10, small, {"algorithm1": rising, "greedy": falling})
+    tried = {m: sorted(d["rate"] for d in done.values() if d["method"] == m) for m in ("algorithm1", "greedy")}
+    assert tried["algorithm1"] == [0.2, 0.4, 0.8, 1.6]
+    assert tried["greedy"] == [0.01, 0.02, 0.05, 0.1, 0.2, 0.4]  # down to the end of the ladder
+    finals = {(run.method, run.rate, run.seed) for run in small.runs(done) if run.part == "final"}
+    assert finals == {(m, r, s) for m, r in (("algorithm1", 0.8), ("greedy", 0.01)) for s in (1, 2)}
+
+
+def test_a_fixed_rate_that_was_chosen_is_not_run_again(cifar10, small):
+    at = {"algorithm1": lambda rate: -abs(rate - 0.3), "greedy": lambda rate: -abs(rate - 0.05)}
+    done = done_with(cifar10, small, at)
+    assert {run.part for run in small.runs(done)} == {"tune", "final"}
+    assert any(run.part == "fixed" for run in small.runs({}))
+
+
+def test_the_plan_counts_every_run_once(cifar10, small):
+    from cifar10_plan import plan
+
+    rows = [row.split(" | ") for row in plan(replace(small, stages=(*small.stages, *small.stages)), {}).splitlines()]
+    assert [row[2] for row in rows[2:6]] == ["4 tune, 4 final", "2 fixed", "done", "done"]
+
+
+def test_no_final_run_has_the_seed_of_the_tuning(cifar10):
+    stages = cifar10.stages()
+    assert all(cifar10.TUNING_SEED not in stage.seeds for stage in stages)
+    assert all(set(stage.rates) <= set(cifar10.LADDERS[stage.case.client]) for stage in stages)
+    assert cifar10.COMPARED == sweep.COMPARED
+
+
+def test_rates_of_the_earlier_study_are_taken_over_where_all_else_is_the_same(cifar10):
+    base = config.from_dict(presets.content("paper-cifar10"))
+    study = cifar10.Study(base, (cifar10.stages()[1],))
+    assert {run.rate for run in study.runs({})} == {0.2, 0.4}
+    assert {run.rate for run in replace(study, reuse=False).runs({})} == {0.02, 0.05, 0.1, 0.2, 0.4}
+    assert not {run.name for run in replace(study, stages=cifar10.stages()[:1]).runs({})} & set(cifar10.earlier())
+
+
+def test_tuning_sees_held_out_images_and_tests_see_the_test_set(cifar10, small):
+    digits = load("digits")
+    case = cifar10.Case("iid", "sgd", 10)
+    tune, final = (small.experiment(digits, cifar10.Run(p, case, "greedy", 0.1, 0)) for p in ("tune", "final"))
+    assert len(tune.data.dataset.test_y) == 300
+    assert not {row.tobytes() for row in tune.data.dataset.test_x} & {row.tobytes() for row in digits.test_x}
+    assert final.data.dataset.test_x is digits.test_x
+
+
+def test_controls_change_what_they_say(cifar10, small):
+    digits = replace(load("digits"), augment=cifar10.AUGMENTS["crop+flip"])
+    case = cifar10.Case("iid", "adam", 10, "none")
+
+    def made(method):
+        return small.experiment(digits, cifar10.Run("fixed", case, method, 1e-3, 1))
+
+    assert made("fedavg").data.dataset.augment == CentreCrop(24)
+    assert made("fedavg-small-steps").server_optimizer.lr == 0.3375
+    assert made("fedavg-small-steps").method == "fedavg"
+    quarter = made("fedavg-quarter")
+    assert (quarter.fleet.clients, len(quarter.data.dataset.y)) == (10, len(digits.y) // 4)
+    assert made("best-powered-only").fleet.offsets[0] == 0
+
+
+def test_a_model_that_knows_one_class_is_given_up_in_tuning_alone(cifar10, small):
+    digits = load("digits")
+    dead = replace(digits, x=np.zeros_like(digits.x), test_x=np.zeros_like(digits.test_x))  # all images alike
+    study = replace(small, base=replace(SMALL, rounds=20))
+    run = cifar10.Run("tune", cifar10.Case("iid", "sgd", 10), "greedy", 0.05, 0)
+    line = study.execute(dead, run, float("inf"))
+    assert line["collapsed"] == line["curve"]["round"][0]
+    assert cifar10.short(line)["last5"] == line["curve"]["accuracy"][-1]
+    assert study.execute(dead, replace(run, part="final"), float("inf"))["collapsed"] is None
+    assert study.execute(dead, replace(run, method="wait-for-all"), float("inf"))["collapsed"] is None
+
+
+def test_killed_and_started_again_it_ends_with_the_same_results(cifar10, small, told, tmp_path, capsys):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    done = cifar10.carry_out(small, whole)
+    assert not [run for run in small.runs(done) if run.name not in done]
+    lines = whole.read_text().splitlines()
+    cut.write_text("\n".join([*lines[:3], lines[3][:50]]))
+    again = cifar10.carry_out(small, cut)
+    assert {n: one["curve"] for n, one in again.items()} == {n: one["curve"] for n, one in done.items()}
+    assert len(cut.read_text().splitlines()) == len(lines) + 1  # the torn line, and nothing twice
+    assert "all runs are done" in capsys.readouterr().out
+    text = told.tables(told.from_lines(whole))
+    assert "nan" not in text
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path):
+    command = [sys.executable, str(SCRIPT), "run", "--preset", "digits", "--device", "cpu", "--precision", "float32"]
+    command += ["--held-out", "300", "--jobs", "2", "--results", str(tmp_path / "r.jsonl"), "--stages", "1"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    workers = wait_for(lambda: spawned(parent.pid) if len(spawned(parent.pid)) == 2 else None)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert wait_for(lambda: not any(map(alive, workers)))
+
+
+def spawned(pid):
+    """The processes that were started to work for this one, by their command lines."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = children.read_text().split() if children.exists() else []
+    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("it did not come to pass in time")
+
+
+def test_intervals_and_tests_are_those_of_scipy(intervals):
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(0.7, 0.02, 6), rng.normal(0.69, 0.02, 6)
+    found = intervals.mean(one.tolist())
+    low, high = stats.t.interval(0.95, 5, loc=one.mean(), scale=stats.sem(one))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    difference = intervals.paired(dict(enumerate(one)), dict(enumerate(other)) | {9: 0.1})
+    assert difference.p == pytest.approx(stats.ttest_rel(one, other).pvalue)
+    assert difference.estimate.mean == pytest.approx((one - other).mean())
+    assert intervals.paired({1: 0.5}, {2: 0.5}) is None
+    assert intervals.paired({1: 0.5}, {1: 0.25}).p is None
+    assert intervals.mean([0.5]).text() == "50.0"  # one seed has no spread
+
+
+def test_holm_corrects_for_all_tests_and_keeps_their_order(intervals):
+    assert intervals.holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06], nan_ok=True)
+    assert intervals.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_tables_json_and_pictures_from_the_results_file(cifar10, told, tmp_path):
+    results = tmp_path / "r.jsonl"
+    rng = np.random.default_rng(0)
+    for case in (cifar10.Case("iid", "adam"), cifar10.Case("iid", "adam", 10), cifar10.Case("by-energy 1", "sgd")):
+        for level, method in enumerate(cifar10.COMPARED):
+            runs = [cifar10.Run("final", case, method, 0.1, seed) for seed in (1, 2, 3)]
+            for run in [*runs, cifar10.Run("tune", case, method, 0.1, 0)]:
+                values = (0.5 + 0.1 * level + rng.normal(0, 0.01, 10)).round(5).tolist()
+                curve = {"round": list(range(10)), "accuracy": values, "worst_group": values, "rare": values}
+                line = {
+                    "name": run.name, **run.values(), "settings": {"rounds": 10}, "seconds": 1.0, "diverged": None,
+                    "collapsed": None, "shares": [1.0], "curve": curve | {"train_loss": [[1.0]] * 10},
+                    "energy": {"harvested": 3.0, "spent": 2.0, "wasted": 1.0},
+                }  # fmt: skip
+                cifar10.study_runs.append(results, line)
+    told.write(results, tmp_path)
+    runs = told.load(tmp_path)
+    assert told.tables(runs) == told.tables(told.load(results))
+    assert len(json.loads((tmp_path / "cifar10.json").read_text())["runs"]) == 2 * 16
+    values = [[run["last"] for run in runs if run["part"] == "final" and run["method"] == m and run["batch"] == 10]
+              for m in ("algorithm1", "greedy")]  # fmt: skip
+    gain = 100 * (np.array(values[0]) - np.array(values[1]))
+    assert f"| batch 10 | {gain.mean():+.1f} ± {4.302653 * gain.std(ddof=1) / 3**0.5:.1f} (p " in told.tables(runs)
+    import cifar10_figures
+
+    cifar10_figures.draw(tmp_path, tmp_path)
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("cifar10.png", "non_iid.png"))
+
+
+def test_numpy_and_torch_are_enough_to_train():
+    code = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import cifar10; print(*sys.modules)"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    missing_there = {"pyarrow", "typer", "safetensors", "sklearn", "matplotlib", "rich", "scipy"}
+    assert not missing_there & set(done.stdout.split())
