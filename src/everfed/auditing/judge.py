@@ -22,6 +22,8 @@ ERROR_RATE = 0.01
 NEGLIGIBLE = 1e-3
 # Without a deviation that was noticed, this much must have been noticeable before a schedule is called unbiased.
 RESOLUTION = 0.1
+# With fewer runs a spread over seeds says too little: two that happen to agree would look like certainty.
+FEWEST_SEEDS = 5
 # Exact values that measurement contradicts at this error rate are not printed.
 _IMPOSSIBLE = 1e-9
 
@@ -67,7 +69,7 @@ def over_the_run(tally: Tally, exact: Floats | None) -> Judgement:
 
 def contradicts(tally: Tally, exact: Floats) -> bool:
     """Whether measured mean weights rule these out: a law that does not hold must not be printed."""
-    if tally.seeds < 2:
+    if tally.seeds < FEWEST_SEEDS:
         return False
     band = _band(tally.clients, tally.seeds, tally.largest / tally.active(), _IMPOSSIBLE)
     return bool(np.any(np.abs(tally.clients.mean(tally.seeds) - exact) > band + 1e-9))
@@ -79,7 +81,7 @@ def _band(moments: Moments, seeds: int, quantum: Floats, error_rate: float) -> F
     A spread over seeds knows only what was seen. Runs that differ by one participation, but did not turn up in
     so many seeds, may have a chance of up to `unseen`, and would move the mean by that much of a quantum.
     """
-    if seeds < 2:
+    if seeds < FEWEST_SEEDS:
         return np.full(len(quantum), np.inf)
     each = error_rate / len(quantum)
     t = float(stdtrit(seeds - 1, 1.0 - each / 2.0))

@@ -87,7 +87,7 @@ def _late(tally: Tally) -> str:
 
 def _biased(tally: Tally, weight: Floats, overall: Judgement, total: float) -> str:
     groups = sorted(tally.groups, key=lambda g: -abs(overall.by_group[g.label] - 1.0))[:_MOST_GROUPS]
-    said = []
+    said: list[str] = []
     for group in (g for g in tally.groups if g in groups):
         inside = weight[group.clients]
         counts = f"{overall.by_group[group.label]:.2f}"

@@ -143,7 +143,13 @@ def _known_arrivals(fleet: Fleet, policy: KnownArrivals, rounds: int) -> RunLaw 
     def windows() -> Iterator[_Windows]:
         return _foreseen_windows(fleet, policy.horizon, rounds)
 
-    return _window_law(fleet, windows, rounds) if _slots_paid_for(fleet, windows) else None
+    if not _slots_paid_for(fleet, windows):
+        return None
+    law = _window_law(fleet, windows, rounds)
+    early = any(bool(np.any((w.opened >= 0) & (w.opened < fleet.offsets()))) for w in windows())
+    # Who holds a unit before its start opens a window then: participations that do not count may come before those
+    # that do, and the law of the gaps is another one.
+    return RunLaw(law.rounds) if early else law
 
 
 def _lattice(fleet: Fleet, policy: Lattice, rounds: int) -> RunLaw | None:
