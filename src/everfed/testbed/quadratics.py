@@ -101,6 +101,7 @@ def quadratics(
         local_minima=np.array([values(own[i])[i] for i in range(clients)]),
         mu=float(eigenvalues.min()),
         L=float(eigenvalues.max()),
+        sample_smoothness=float(eigenvalues.max()),  # a client's samples differ in their centres only
         G=float(np.sqrt(np.max(slopes**2 + sigma**2))),
         sigma=sigma,
         radius=radius,
