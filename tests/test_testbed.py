@@ -217,6 +217,10 @@ class TestThePage:
             for run in problem["methods"].values():
                 assert run["below"]
                 assert run["inside"]
+        steady, (fleet, centres) = found["steady"], paper_fleet()
+        formulas = {"coin_formula": coin_mse, "window_formula": window_mse, "bias_formula": window_bias}
+        for name, formula in formulas.items():
+            assert steady[name] == pytest.approx([formula(fleet, centres, a) for a in steady["steps"]])
         for name, values in SCRIPT.PROTOTYPE.items():
             mse = [cell["mse"] for cell in found["steady"]["table"][name]]
             assert mse == pytest.approx(values, rel=0.15, abs=1e-12)

@@ -13,7 +13,9 @@ import pytest
 import everfed as ef
 from everfed.cli import main
 from everfed.errors import InputError
+from everfed.methods import METHODS
 from everfed.theory import CONSTANTS, PROVEN, bound
+from everfed.theory.coverage import participation
 
 PAPER = [1, 5, 10, 20] * 10
 EQUAL = [1 / 40] * 40
@@ -266,6 +268,19 @@ class TestCommand:
         code, out, _ = everfed(*self.START, "--method", "bernoulli")
         for text in ("independent coins", "63.8283", "0.26713", "11.875", "59.4 %"):
             assert text in out
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_every_method_gets_what_is_proven_or_a_refusal(self, everfed, method):
+        code, out, error = everfed(*self.START, "--method", method, "--json")
+        chosen = METHODS[method].policy, METHODS[method].server, ef.Fleet.from_cycles(PAPER)
+        if code == 0:
+            document = json.loads(out)
+            assert document["participation"] == participation(*chosen)
+            assert set(document["bound"]) == set(PROVEN[participation(*chosen)])
+        else:
+            with pytest.raises(InputError) as refusal:
+                participation(*chosen)
+            assert (code, out, error) == (2, "", f"everfed: {refusal.value}\n")
 
     def test_what_no_theorem_covers_is_refused_without_a_number(self, everfed):
         code, out, error = everfed(*self.START, "--method", "greedy")

@@ -118,6 +118,8 @@ def measure(
             if column < len(recorded) and record.round + 1 == recorded[column]:
                 each[row, column] = problem.gap(w)
                 column += 1
+    if constant == "windows_smooth":
+        reach += _aside(problem, cycles, local_steps * first_rate, reach)
     return Gaps(method, recorded * local_steps, each, result, constant, reach, problem.radius)
 
 
@@ -128,3 +130,12 @@ def _local_reach(problem: Problem, w: Floats, local_steps: int, rate: float) -> 
     adds at most rate * |gradient at the optimum| to the distance from it.
     """
     return float(np.linalg.norm(w - problem.optimum)) + local_steps * rate * problem.steepest
+
+
+def _aside(problem: Problem, cycles: Ints, steps: float, reach: float) -> float:
+    """How far a run without one client's latest update can be from the real one, at most.
+
+    Nothing amplifies that update (docs/theory.md), which is no longer than the local steps times the longest gradient.
+    """
+    longest = problem.steepest + problem.sample_smoothness * reach
+    return float((problem.data.shares() * cycles).max()) * steps * longest

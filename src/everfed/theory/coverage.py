@@ -16,11 +16,12 @@ compared exactly: somebody's own policy may do anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 
 from everfed.energy.arrivals import Lump, Trickle
-from everfed.energy.battery import TOLERANCE, Storage
+from everfed.energy.battery import IDEAL, TOLERANCE, Storage
 from everfed.energy.fleet import Fleet
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 from everfed.errors import InputError
@@ -143,9 +144,9 @@ def _always_charged(fleet: Fleet) -> bool:
 
 
 def _lossless(storage: Storage) -> bool:
-    full = np.all(np.asarray(storage.charging) == 1.0)
-    kept = np.all(np.asarray(storage.leak) == 0.0) and np.all(np.asarray(storage.standby) == 0.0)
-    return bool(full and kept and storage.cost_spread == 0.0)
+    """Whether batteries only fill and empty, whatever they hold at the start and whatever an empty one does."""
+    losses = [field.name for field in fields(storage) if field.name not in ("start", "browns_out")]
+    return all(bool(np.all(np.asarray(getattr(storage, name)) == getattr(IDEAL, name))) for name in losses)
 
 
 def _refused(why: str) -> InputError:
