@@ -228,17 +228,21 @@ class TestWithSmoothMinibatches:
         return (deltas * ends).sum(axis=-1)
 
 
-@pytest.mark.parametrize("climb", range(3))
+@pytest.mark.parametrize("climb", range(4))
 def test_nobody_breaks_the_cross_term_by_trying(climb):
-    """Random changes to curvatures, centres, shares and start, kept where they bring the term closer to its limit."""
+    """Random changes to curvatures, centres, shares and start, kept where they bring the term closer to its limit.
+
+    With small steps (a large gamma) it comes very close: as it stands, the limit cannot be improved.
+    """
     chance = np.random.default_rng(climb)
-    cycles, steps = [((2, 3), 1), ((3, 4), 2), ((4,), 1)][climb]
+    cycles, steps = [((2,), 1), ((2, 3), 1), ((3, 4), 2), ((4,), 1)][climb]
     n = len(cycles)
 
     def ratio(x):
         curvatures = np.exp(np.clip(x[:n], -2, 2))[:, None, None, None]
         shares = np.exp(x[2 * n : 3 * n]) / np.exp(x[2 * n : 3 * n]).sum()
-        world = of_gamma(curvatures, x[n : 2 * n, None, None], cycles, shares, steps, max(cycles), True, x[-1:])
+        centres, rounds = x[n : 2 * n, None, None], max(cycles)
+        world = of_gamma(curvatures, centres, cycles, shares, steps, rounds, True, x[-1:], more=30.0)
         found = 0.0
         for now in (Round(world, r, world.sample_smoothness) for r in range(world.rounds)):
             each = TestWithSmoothMinibatches.products(now, now.w)
@@ -254,7 +258,7 @@ def test_nobody_breaks_the_cross_term_by_trying(climb):
         if (now := ratio(other)) > top:
             best, top = other, now
     assert top <= 1.0 + 1e-9
-    assert top > 0.2  # the search comes close, so the limit is not idle
+    assert top > 0.9
 
 
 class TestTheLattice:
