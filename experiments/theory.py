@@ -63,7 +63,8 @@ def problems(fleet: ef.Fleet) -> dict[str, tuple[Problem, int, int]]:
     return {
         "quadratics": (quadratics(n, 40), 5, 1000),
         "digits": (logistic(fleet, "by-energy", mu=0.5, batch_size=1), 5, 1000),
-        "alike": (quadratics(n, 40, spread=0.0, L=2.0), 1, 2000),
+        # Its ball has room for the runs that the proof of windows_smooth imagines.
+        "alike": (quadratics(n, 40, spread=0.0, L=2.0, room=2.25), 1, 2000),
         "noiseless": (quadratics(n, 40, noise=0.0), 1, 2000),
     }
 
@@ -93,7 +94,8 @@ def gaps(small: bool, only: str | None, before: dict[str, Any]) -> dict[str, Any
             )  # fmt: skip
             cycles = np.ones_like(fleet.cycles()) if method == "fedavg" else fleet.cycles()
             bound = problem.bound(cycles, local_steps, rounds * local_steps, of_samples=constant == "windows_smooth")
-            methods[row] = measured | _bounded(bound, constant, measured)
+            inside = measured["reach"] <= problem.radius
+            methods[row] = measured | _bounded(bound, constant, measured) | {"inside": inside}
             print(f"{name}, {row}: {methods[row]['slope']:.2f}, {methods[row]['mean'][-1]:.3g}", flush=True)
         out["problems"][name] = {
             **_constants(problem),
@@ -114,7 +116,6 @@ def _measured(found: Gaps, windows: bool) -> dict[str, Any]:
         "error": found.error.tolist(),
         "slope": found.slope(since=last // 10),  # of the last factor of ten
         **{name: _slope(found, late & (found.iterations % 20 == place)) for name, place in places.items()},
-        "inside": found.inside,
         "reach": found.reach,
     }
 

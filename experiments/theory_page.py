@@ -131,14 +131,14 @@ def _windows(problems: dict[str, Any]) -> str:
     def ratios(row: str) -> str:
         runs = [p["methods"][row] for p in problems.values()]
         least = [min(b / g for b, g in zip(m["bound"], m["mean"], strict=True)) for m in runs]
-        return f"{min(least):.2g} to {max(least):.2g}"
+        return " to ".join(f"{float(f'{ratio:.2g}'):,.0f}" for ratio in (min(least), max(least)))
 
     loose, sharp = ratios("algorithm1"), ratios("algorithm1, smaller step")
     text = (
         f"For windows the constant that needs no further assumption is only good for the order 1/K: at its closest the "
         f"bound is {loose} times the gap, problem by problem. With smooth minibatches it is {sharp} times. There the "
-        "smaller step buys the bound and nothing else: the gap at the end is much the same, and where γ is as large as "
-        "the run (the digits) the start still counts, hence the steep slope."
+        "smaller step buys the bound and nothing else: the gap at the end is much the same. On the digits γ is large "
+        "beside the run, so the start still counts; hence the steep slope."
     )
     return textwrap.fill(text, 118, subsequent_indent="  ")
 
