@@ -228,7 +228,7 @@ def _figure(found: dict[str, Any]) -> Figure:
         axis.set_title(TITLES[name], fontsize=9)
         axis.set_xlabel("γ + K")
         axis.set_ylabel("F(w) − F*")
-    axes.flat[0].legend(fontsize=8, title="dashed: bound", title_fontsize=8)
+    axes.flat[1].legend(fontsize=8, title="dashed: bound", title_fontsize=8, loc="center left")
     steady = found["steady"]
     steps = np.array(steady["steps"])
     errors, bias = axes.flat[4:]
