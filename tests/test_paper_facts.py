@@ -27,6 +27,7 @@ from everfed import (
 )
 from everfed.scheduling import Schedule, participations
 from everfed.scheduling.laws import law_of
+from everfed.testbed.steady import window_bias, window_mse, window_variance
 
 PAPER = Fleet.from_cycles([1, 5, 10, 20] * 10)
 SHARE = 1 / 40
@@ -290,6 +291,62 @@ class TestFixedPoints:
     def test_algorithm_1_rests_at_the_optimum_but_for_the_step(self):
         bias = self.resting_place(UniformWindow(), rounds=2000, seeds=100) - 1.5
         assert bias == pytest.approx(0.0969 * 0.01, abs=2e-4)
+
+
+class TestStationaryError:
+    """Quadratics (w - c_i)^2 / 2 at a constant step a: first and second moments solved for, not simulated."""
+
+    @staticmethod
+    def moments(weight, shares, centres, step):
+        """(mean, mean square) of w - w*, averaged over rounds; weight: [rounds, S, N] over whole windows."""
+        off = centres - shares @ centres
+        factor, drift = np.ones(weight.shape[1]), np.zeros(weight.shape[1])
+        paths = []
+        for now in weight:
+            paths.append((factor, drift))  # the error at the start of a round is factor * (that of the block) + drift
+            pull = 1.0 - step * now @ shares
+            factor, drift = pull * factor, pull * drift + step * now @ (shares * off)
+        # Stationary: the error at the block's end has the moments it began with.
+        mean = drift.mean() / (1.0 - factor.mean())
+        square = ((drift**2).mean() + 2.0 * mean * (factor * drift).mean()) / (1.0 - (factor**2).mean())
+        means = [f.mean() * mean + d.mean() for f, d in paths]
+        squares = [(f**2).mean() * square + 2.0 * mean * (f * d).mean() + (d**2).mean() for f, d in paths]
+        return np.mean(means), np.mean(squares)
+
+    def exact(self, every_outcome, cycles, shares, centres, step):
+        rounds = int(np.lcm.reduce(cycles))
+        seeds = every_outcome(cycles, draws=rounds // min(cycles) if min(cycles) > 1 else 1)
+        weight = weights(Fleet.from_cycles(cycles), UniformWindow(), rounds, seeds)
+        return self.moments(weight, np.array(shares), np.array(centres), step)
+
+    def test_a_heavy_rare_client_doubles_the_error_by_its_pull(self, every_outcome):
+        fleet, shares, centres, a = Fleet.from_cycles([1, 20]), np.array([0.1, 0.9]), np.array([0.0, 1.0]), 0.001
+        mean, square = self.exact(every_outcome, [1, 20], shares, centres, a)
+        assert square == pytest.approx(1.126e-6, abs=5e-10)
+        assert square - mean**2 == pytest.approx(5.37e-7, abs=5e-10)
+        assert window_variance(fleet, centres, a, shares) == pytest.approx(5.39e-7, abs=5e-10)
+        assert window_mse(fleet, centres, a, shares) == pytest.approx(square, rel=0.006)
+
+    @pytest.mark.parametrize(
+        ("cycles", "shares", "centres"),
+        [
+            ((1, 20), (0.1, 0.9), (0.0, 1.0)),
+            ((1, 7), (0.5, 0.5), (3.0, -2.0)),
+            ((2, 3), (0.3, 0.7), (0.0, 1.0)),
+            ((2, 2, 4), (0.2, 0.3, 0.5), (0.0, 1.0, 5.0)),
+            ((1, 3, 3), (0.6, 0.3, 0.1), (0.0, -1.0, 1.0)),
+        ],
+        ids=str,
+    )
+    def test_both_formulas_are_right_to_leading_order(self, every_outcome, cycles, shares, centres):
+        fleet, p, c = Fleet.from_cycles(cycles), np.array(shares), np.array(centres)
+        off = []
+        for a in (1e-3, 1e-4):
+            mean, square = self.exact(every_outcome, cycles, shares, centres, a)
+            off.append([mean / window_bias(fleet, c, a, p) - 1.0, square / window_mse(fleet, c, a, p) - 1.0])
+        # What is left out is one order smaller: a tenth of the step leaves a tenth of the relative error.
+        assert np.all(np.abs(off[1]) < 2e-3)
+        np.testing.assert_allclose(off[1], np.array(off[0]) / 10, rtol=0.1, atol=1e-6)
 
 
 def last_books(fleet, policy, rounds, seed=0):

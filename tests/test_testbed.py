@@ -27,7 +27,14 @@ from everfed.testbed.steady import (
 )
 
 SMALL = ef.Fleet.from_cycles([1, 2, 4, 5] * 2)
-THEOREM = ("algorithm1", "bernoulli", "fedavg")
+# Each method with a constant that is proven for it.
+THEOREM = [
+    ("algorithm1", "windows"),
+    ("algorithm1", "windows_smooth"),
+    ("lattice", "windows"),
+    ("bernoulli", "independent"),
+    ("fedavg", "independent"),
+]
 PAPER, CENTRES = paper_fleet()
 
 
@@ -122,6 +129,12 @@ class TestConstants:
             turn = (slope_at(problem, v, i)[1] - slope_at(problem, w, i)[1]) @ (v - w) / np.sum((v - w) ** 2)
             assert problem.mu * (1 - 1e-6) <= turn <= problem.L * (1 + 1e-6)
 
+    def test_no_single_sample_curves_more_than_it_says(self, problem, places):
+        for v, w in itertools.pairwise(places[:3]):
+            change = np.linalg.norm(per_sample(problem, v, 0) - per_sample(problem, w, 0), axis=1)
+            assert np.all(change <= problem.sample_smoothness * np.linalg.norm(v - w) * (1 + 1e-6))
+        assert problem.sample_smoothness >= problem.L
+
     def test_gradients_are_no_longer_than_g_and_no_noisier_than_sigma(self, problem, places):
         for w in places[-2:]:
             each = per_sample(problem, w, 0)
@@ -155,18 +168,20 @@ def test_bad_problems_are_refused():
 class TestTheBoundHolds:
     """The real simulator under the theorem's step size."""
 
-    @pytest.mark.parametrize("method", THEOREM)
-    def test_on_quadratics_with_the_theorem_s_rate(self, forms, method):
-        found = measure(forms, SMALL, method, rounds=250, local_steps=2, seeds=range(2), points=15)
+    @pytest.mark.parametrize(("method", "constant"), THEOREM)
+    def test_on_quadratics_with_the_theorem_s_rate(self, forms, method, constant):
+        found = measure(
+            forms, SMALL, method, rounds=250, local_steps=2, seeds=range(2), points=15, constant=constant
+        )  # fmt: skip
         assert found.inside
         assert found.iterations[-1] == 500
         assert np.all(found.each > 0)
         assert np.all(found.mean < found.bounds)
         assert found.slope() == pytest.approx(-1.0, abs=0.3)
 
-    @pytest.mark.parametrize("method", THEOREM)
-    def test_on_the_digits(self, digits, method):
-        found = measure(digits, SMALL, method, rounds=80, local_steps=2, seeds=range(2), points=10)
+    @pytest.mark.parametrize(("method", "constant"), THEOREM)
+    def test_on_the_digits(self, digits, method, constant):
+        found = measure(digits, SMALL, method, rounds=80, local_steps=2, seeds=range(2), points=10, constant=constant)
         assert found.inside
         assert np.all(found.mean < found.bounds)
         assert found.mean[-1] < found.mean[0]
@@ -178,6 +193,12 @@ class TestTheBoundHolds:
         assert found.inside
         assert np.all(found.mean < found.bounds)
         assert np.min(found.bounds / found.mean) < 10
+
+    def test_what_is_not_proven_is_not_measured_against_it(self, forms):
+        with pytest.raises(InputError, match="'independent' is not proven for algorithm1; take one of windows_smooth"):
+            measure(forms, SMALL, "algorithm1", rounds=1, constant="independent")
+        with pytest.raises(InputError, match="no theorem covers this"):
+            measure(forms, SMALL, "greedy", rounds=1)
 
     def test_a_run_that_leaves_the_ball_is_not_called_inside(self, forms):
         near = type(forms)(**{**vars(forms), "radius": 0.5})
@@ -196,6 +217,10 @@ class TestThePage:
             for run in problem["methods"].values():
                 assert run["below"]
                 assert run["inside"]
+        steady, (fleet, centres) = found["steady"], paper_fleet()
+        formulas = {"coin_formula": coin_mse, "window_formula": window_mse, "bias_formula": window_bias}
+        for name, formula in formulas.items():
+            assert steady[name] == pytest.approx([formula(fleet, centres, a) for a in steady["steps"]])
         for name, values in SCRIPT.PROTOTYPE.items():
             mse = [cell["mse"] for cell in found["steady"]["table"][name]]
             assert mse == pytest.approx(values, rel=0.15, abs=1e-12)

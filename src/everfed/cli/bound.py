@@ -14,16 +14,13 @@ from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.energy import Fleet
 from everfed.errors import InputError
-from everfed.theory import CONSTANTS, Bound
+from everfed.theory import CONSTANTS, PROVEN, Bound
 from everfed.theory import bound as theorem
+from everfed.theory.coverage import check_training, participation
 
 _PROBLEM = "Problem"
-_NAMES = {
-    "paper": "the paper's, 4 E_max² T² G²",
-    "independent": "independent clients, 4 T² G² Σ p² (E-1)",
-    "any_dependence": "any dependence, 4 T² G² (Σ p √(E-1))²",
-}
-_SHORTS = tuple(short for short in o.SHORT if short.flag in ("--clients", "--cycles", "--rounds", "--local-steps"))
+_FLAGS = ("--method", "--clients", "--cycles", "--offsets", "--arrivals", "--capacity", "--rounds", "--local-steps")
+_SHORTS = tuple(short for short in o.ONE_METHOD if short.flag in _FLAGS)
 
 
 def _given(text: str) -> Any:
@@ -60,21 +57,22 @@ def bound(
 ) -> None:
     """How far from the optimum can a run end? The paper's theorem, corrected.
 
-    For strongly convex losses and plain SGD with the step 2/(μ(γ+t)); it says nothing of networks or of Adam. Every
-    number comes with how far it is proven. docs/theory.md has the derivation.
+    For strongly convex losses and plain SGD with the step 2/(μ(γ+t)); it says nothing of networks or of Adam. Only
+    what is proven for the method on this fleet is printed; where no theorem covers it, the command says why.
+    docs/theory.md has the proofs.
 
     Example: everfed bound --mu 1 --L 4 --G 1 --sigma 1 --heterogeneity 0.5 --initial-distance-sq 1 --rounds 1000
     """
     screen = Screen(json, quiet, no_color)
     experiment = config.from_dict(raw)
     fleet = experiment.make_fleet()
-    if fleet.offsets().any():
-        screen.note("the bound is for clients that all start in round 0; this fleet's offsets are left out of it.")
+    check_training(experiment.client, experiment.gradients, experiment.compression, experiment.server_optimizer)
+    kind = participation(experiment.policy, experiment.server, fleet)
     parts = _dealt(shares, "--shares", len(fleet))
     if not parts.sum() > 0:
         raise InputError(f"--shares is '{shares}'; at least one client must hold data.")
     result = theorem(
-        fleet.cycles(),
+        np.ones_like(fleet.cycles()) if kind == "everybody" else fleet.cycles(),
         parts / parts.sum(),
         mu=mu,
         L=L,
@@ -85,47 +83,57 @@ def bound(
         local_steps=experiment.local_steps,
         iterations=experiment.rounds * experiment.local_steps if iterations is None else iterations,
     )
-    needed = None if target is None else {name: result.required_iterations(target, name) for name in CONSTANTS}
+    proven = PROVEN[kind]
+    needed = None if target is None else {name: result.required_iterations(target, name) for name in proven}
     if json:
-        screen.json({**result.to_dict(), "target": target, "required_iterations": needed})
+        everything = result.to_dict()
+        only = {
+            key: {name: value[name] for name in proven} if isinstance(value, dict) else value
+            for key, value in everything.items()
+        }
+        said = {"method": experiment.method, "participation": kind, **only}
+        screen.json({**said, "target": target, "required_iterations": needed})
         return
-    screen.out.print(_bounds(result, target, needed))
-    screen.out.print(_groups(fleet, result))
+    screen.out.print(_bounds(result, proven, target, needed))
+    if np.any(result.cycles > 1):
+        screen.out.print(_groups(fleet, result, proven[0]))
 
 
-def _bounds(result: Bound, target: float | None, needed: dict[str, int] | None) -> Table:
+def _bounds(result: Bound, proven: tuple[str, ...], target: float | None, needed: dict[str, int] | None) -> Table:
     out = Table(title=f"E[F(w)] - F* after {result.iterations:,} iterations is at most", title_justify="left")
-    for column in ("constant C", "C", "bound", *([f"iterations to {target:g}"] if needed else [])):
-        out.add_column(column, justify="left" if column == "constant C" else "right")
-    for name in CONSTANTS:
-        cells = [f"{result.constants[name]:.6g}", f"{getattr(result, name):.6g}"]
-        out.add_row(_NAMES[name], *cells, *([f"{needed[name]:,}"] if needed else []))
-    out.caption = (
-        f"{result.validity}\nB = {result.B:.6g}, κ = {result.kappa:.6g}, γ = {result.gamma:.6g}; "
-        f"SGD with step {result.learning_rate:.6g}·γ/(γ+t), strongly convex losses"
+    for column in ("proven for", "γ", "C", "bound", *([f"iterations to {target:g}"] if needed else [])):
+        out.add_column(column, justify="left" if column == "proven for" else "right")
+    for name in proven:
+        numbers = (result.gammas[name], result.constants[name], result.at(result.iterations, name))
+        cells = [f"{number:.6g}" for number in numbers]
+        out.add_row(result.validity[name], *cells, *([f"{needed[name]:,}"] if needed else []))
+    formulas = "\n".join(f"C = {CONSTANTS[name].formula}" for name in proven if result.constants[name])
+    out.caption = f"B = {result.B:.6g}, κ = {result.kappa:.6g}; SGD with step 2/(μ(γ+t)), strongly convex losses" + (
+        f"\n{formulas}" if formulas else ""
     )
     out.caption_justify = "left"
     return out
 
 
-def _groups(fleet: Fleet, result: Bound) -> Table:
-    """What each energy group adds to the independent constant."""
-    out = Table(title="what the wait for energy adds to C (independent clients)", title_justify="left")
+def _groups(fleet: Fleet, result: Bound, constant: str) -> Table:
+    """What each energy group adds to a constant."""
+    out = Table(title=f"what the wait for energy adds to C ({CONSTANTS[constant].proven_for})", title_justify="left")
     for column in ("energy group", "clients", "share of data", "adds to C", "part of C", "adds to the bound"):
         out.add_column(column, justify="left" if column == "energy group" else "right")
-    total = result.constants["independent"]
-    to_bound = 2.0 * result.kappa / (result.mu * (result.gamma + result.iterations))
+    parts = result.parts[constant]
+    to_bound = 2.0 * result.kappa / (result.mu * (result.gammas[constant] + result.iterations))
     for group in fleet.groups():
-        added = float(result.contributions[group.clients].sum())
+        added = float(parts.each[group.clients].sum())
         out.add_row(
             group.label,
             str(len(group.clients)),
             f"{100 * result.shares[group.clients].sum():.1f} %",
             f"{added:.6g}",
-            f"{100 * added / total:.1f} %" if total else "-",
+            f"{100 * added / parts.total:.1f} %" if parts.total else "-",
             f"{added * to_bound:.6g}",
         )
-    out.caption, out.caption_justify = result.validity, "left"
+    if parts.common:
+        out.caption, out.caption_justify = f"{parts.common:.6g} of C belongs to no client", "left"
     return out
 
 

@@ -266,7 +266,7 @@ class Bernoulli(IndependentPolicy):
     """An independent coin with chance 1/E in every round, scale E, whatever the battery holds.
 
     Conditionally unbiased, unlike the window schedule, at the price of more variance and of
-    energy that is not there. It is what the convergence proof really covers.
+    energy that is not there. It is what the paper's convergence proof really covers.
     """
 
     obeys_energy: ClassVar[bool] = False

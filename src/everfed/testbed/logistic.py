@@ -80,6 +80,7 @@ def logistic(
         local_minima=minima,
         mu=mu,
         L=curvature,
+        sample_smoothness=mu + 0.5 * float(np.square(x).sum(axis=1).max()),  # as `_Softmax.curvature`, of one sample
         G=float(np.max(np.sqrt(squares) + mu * furthest)),
         sigma=np.sqrt(squares / batch_size),
         radius=radius,

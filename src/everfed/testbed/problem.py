@@ -33,7 +33,8 @@ class Problem:
     minimum: float  # F*
     local_minima: Floats  # [N] F_i*
     mu: float
-    L: float
+    L: float  # of every client's loss
+    sample_smoothness: float  # of every single sample's, and so of every minibatch's
     G: float
     sigma: Floats  # [N] of a minibatch gradient
     radius: float
@@ -52,12 +53,13 @@ class Problem:
     def gap(self, w: Floats) -> float:
         return self.value(w) - self.minimum
 
-    def bound(self, cycles: Ints, local_steps: int, iterations: int) -> Bound:
+    def bound(self, cycles: Ints, local_steps: int, iterations: int, of_samples: bool = False) -> Bound:
+        """of_samples: with L of every minibatch's loss, as `windows_smooth` asks."""
         return bound(
             cycles,
             self.data.shares(),
             mu=self.mu,
-            L=self.L,
+            L=self.sample_smoothness if of_samples else self.L,
             G=self.G,
             sigma=self.sigma,
             heterogeneity=self.heterogeneity,

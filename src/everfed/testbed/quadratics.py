@@ -44,6 +44,7 @@ def quadratics(
     samples: int = 20,
     batch_size: int = 1,
     distance: float = 2.0,
+    room: float = 2.0,
     seed: int = 0,
 ) -> Problem:
     """Clients with curvatures from mu to L along axes of their own.
@@ -51,6 +52,7 @@ def quadratics(
     spread: how far clients' centres lie from each other, in every coordinate.
     noise: how far a client's samples lie from its centre; 0: full gradients, no minibatch noise.
     distance: of the start from the optimum.
+    room: the radius in which G holds, in parts of that distance (or of the furthest centre's).
     """
     if not 0.0 < mu <= L:
         raise InputError(f"mu is {mu} and L is {L}; a quadratic needs 0 < mu <= L.")
@@ -85,8 +87,7 @@ def quadratics(
     scatter_sq = np.square(pull - pulls[:, None]).sum(axis=-1).mean(axis=1)
     sigma = np.sqrt(scatter_sq / batch_size)
     eigenvalues = np.linalg.eigvalsh(curvature)
-    # Twice the distance, and room for a centre that pulls further than that.
-    radius = 2.0 * max(distance, float(np.linalg.norm(own - optimum, axis=1).max()))
+    radius = room * max(distance, float(np.linalg.norm(own - optimum, axis=1).max()))
     slopes = np.linalg.norm(at_optimum - pulls, axis=1) + eigenvalues[:, -1] * radius
     return Problem(
         name="quadratics",
@@ -101,6 +102,7 @@ def quadratics(
         local_minima=np.array([values(own[i])[i] for i in range(clients)]),
         mu=float(eigenvalues.min()),
         L=float(eigenvalues.max()),
+        sample_smoothness=float(eigenvalues.max()),  # a client's samples differ in their centres only
         G=float(np.sqrt(np.max(slopes**2 + sigma**2))),
         sigma=sigma,
         radius=radius,

@@ -111,22 +111,39 @@ def steady(
     return Steady(*_mean(square), *_mean(total))
 
 
-def coin_mse(fleet: Fleet, centres: Floats, step: float, noise: float = 0.0) -> float:
-    """The stationary error of Bernoulli participation, exactly; equal shares."""
-    waits, away = fleet.cycles() - 1.0, centres - centres.mean()
-    squares = waits @ away**2 + fleet.cycles() @ np.full(len(fleet), noise**2)
-    n = len(fleet) ** 2
-    return float(step * squares / n / (2.0 - step - step * waits.sum() / n))
+def coin_mse(fleet: Fleet, centres: Floats, step: float, noise: float = 0.0, shares: Floats | None = None) -> float:
+    """The stationary error of Bernoulli participation, exactly."""
+    p, away = _about_the_optimum(centres, shares)
+    waits = p**2 * (fleet.cycles() - 1.0)
+    squares = waits @ away**2 + noise**2 * float(p**2 @ fleet.cycles())
+    return float(step * squares / (2.0 - step - step * waits.sum()))
 
 
-def window_mse(fleet: Fleet, centres: Floats, step: float) -> float:
-    """That of Algorithm 1 without noise, to leading order in step * cycle."""
-    return float(step**2 * ((fleet.cycles() ** 2 - 1.0) / 6.0) @ (centres - centres.mean()) ** 2 / len(fleet) ** 2)
+def window_variance(fleet: Fleet, centres: Floats, step: float, shares: Floats | None = None) -> float:
+    """The stationary variance of Algorithm 1 without noise, to leading order in step * cycle."""
+    p, away = _about_the_optimum(centres, shares)
+    return float(step**2 * (p**2 * (fleet.cycles() ** 2 - 1.0) / 6.0) @ away**2)
 
 
-def window_bias(fleet: Fleet, centres: Floats, step: float) -> float:
+def window_bias(fleet: Fleet, centres: Floats, step: float, shares: Floats | None = None) -> float:
     """How far Algorithm 1 is pulled towards rare clients, to leading order in the step."""
-    return float(step / 2.0 * (fleet.cycles() - 1.0) @ (centres - centres.mean()) / len(fleet) ** 2)
+    p, away = _about_the_optimum(centres, shares)
+    return float(step / 2.0 * (p**2 * (fleet.cycles() - 1.0)) @ away)
+
+
+def window_mse(fleet: Fleet, centres: Floats, step: float, shares: Floats | None = None) -> float:
+    """The stationary error of Algorithm 1 without noise, to leading order: the variance, and the squared pull.
+
+    Both are of the order of step^2. With many clients the pull is small; with one that weighs much it is not.
+    """
+    pull = window_bias(fleet, centres, step, shares)
+    return window_variance(fleet, centres, step, shares) + pull**2
+
+
+def _about_the_optimum(centres: Floats, shares: Floats | None) -> tuple[Floats, Floats]:
+    """(shares, equal unless given; how far each centre lies from the optimum)."""
+    p = np.full(len(centres), 1.0 / len(centres)) if shares is None else np.asarray(shares)
+    return p, centres - p @ centres
 
 
 def _mean(values: Floats) -> tuple[float, float]:

@@ -3,8 +3,8 @@
     E[F(w^K)] - F*  <=  kappa / (gamma + K) * ( 2 (B + C) / mu  +  mu gamma / 2 * |w^0 - w*|^2 )
 
 for strongly convex losses, plain SGD with step 2 / (mu (gamma + t)) and K a multiple of T. B is what
-FedAvg with everybody present would have; C is the price of clients that wait for energy, and there
-are three of it, from the paper's to the exact variance. docs/theory.md derives all of them.
+FedAvg with everybody present would have; C is the price of clients that wait for energy, and depends on
+how they wait: `CONSTANTS` has one row for each proof. docs/theory.md derives all of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, some, unknown
+from everfed.errors import InputError, unknown
+from everfed.theory.constants import CONSTANTS, Parts, Terms
+from everfed.theory.given import MOST, count, number, shares_of, sigmas_of, whole_rounds
 
-VALIDITY = "proven for Bernoulli participation; heuristic constant for the window schedule, order O(1/K) only"
-VALIDITY_OF_FULL = "proven: every client takes part in every round"
-CONSTANTS = ("paper", "independent", "any_dependence")
-
-_MOST = 2**53  # iterations beyond which a float no longer tells neighbours apart
+EVERYBODY = "everybody in every round"
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class Bound:
     local_steps: int
     iterations: int
     kappa: float  # L / mu
-    gamma: float  # max(8 kappa, T): the step at iteration t is 2 / (mu (gamma + t))
     B: float  # sum p_i^2 sigma_i^2 + 6 L Gamma + 8 (T-1)^2 G^2
-    constants: dict[str, float]  # C by name of `CONSTANTS`
+    gammas: dict[str, float]  # by name of `CONSTANTS`: the step at iteration t is 2 / (mu (gamma + t))
+    parts: dict[str, Parts]  # C by name of `CONSTANTS`, and what each client's cycle adds to it
 
     @property
     def paper(self) -> float:
@@ -62,26 +60,52 @@ class Bound:
         return self.at(self.iterations, "any_dependence")
 
     @property
-    def validity(self) -> str:
-        """How far the numbers can be trusted; to be shown with each of them."""
-        return VALIDITY_OF_FULL if np.all(self.cycles == 1) else VALIDITY
+    def windows(self) -> float:
+        """For the windows of Algorithm 1, and for the lattice, without a further assumption."""
+        return self.at(self.iterations, "windows")
+
+    @property
+    def windows_smooth(self) -> float:
+        """For the windows of Algorithm 1 where every minibatch's loss is convex and L-smooth; a smaller step."""
+        return self.at(self.iterations, "windows_smooth")
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """C by name of `CONSTANTS`."""
+        return {name: parts.total for name, parts in self.parts.items()}
+
+    @property
+    def gamma(self) -> float:
+        """max(8 kappa, T), which serves every constant but `windows_smooth`."""
+        return self.gammas["independent"]
+
+    @property
+    def validity(self) -> dict[str, str]:
+        """For which participation each number is proven; to be shown with it."""
+        if np.all(self.cycles == 1):
+            return dict.fromkeys(CONSTANTS, EVERYBODY)
+        return {name: constant.proven_for for name, constant in CONSTANTS.items()}
 
     @property
     def contributions(self) -> Floats:
         """What each client's cycle adds to the independent C, [N]: 4 T^2 G^2 p_i^2 (E_i - 1)."""
-        return _step_energy(self.local_steps, self.G) * self.shares**2 * (self.cycles - 1.0)
+        return self.parts["independent"].each
 
     @property
     def learning_rate(self) -> float:
         """2 / (mu gamma): with the schedule InverseTime(gamma), the theorem's step size."""
-        return 2.0 / (self.mu * self.gamma)
+        return self.first_step("independent")
+
+    def first_step(self, constant: str) -> float:
+        """2 / (mu gamma) with the gamma of this constant; `gammas` has that."""
+        return 2.0 / (self.mu * self._gamma(constant))
 
     def at(self, iterations: float, constant: str = "independent") -> float:
         """The bound after so many local iterations."""
-        return self._numerator(constant) / (self.gamma + iterations)
+        return self._numerator(constant) / (self._gamma(constant) + iterations)
 
     def curve(self, iterations: Sequence[int] | Ints | None = None) -> dict[str, Any]:
-        """The bound over K: arrays "iterations", "paper", "independent", "any_dependence".
+        """The bound over K: an array "iterations", and one under each name of `CONSTANTS`.
 
         iterations: which K (default: 50 multiples of T up to the bound's own, evenly spaced in the logarithm).
         """
@@ -89,15 +113,15 @@ class Bound:
             rounds = np.geomspace(1, max(self.iterations // self.local_steps, 1), 50)
             at = np.unique(np.round(rounds).astype(np.int64)) * self.local_steps
         else:
-            at = np.asarray([_iterations(k, self.local_steps) for k in iterations], np.int64)
-        values = {name: self._numerator(name) / (self.gamma + at) for name in CONSTANTS}
+            at = np.asarray([whole_rounds(k, self.local_steps) for k in iterations], np.int64)
+        values = {name: self._numerator(name) / (self.gammas[name] + at) for name in CONSTANTS}
         return {"iterations": at, **values}
 
     def required_iterations(self, target: float, constant: str = "independent") -> int:
         """The smallest K, a multiple of T, at which the bound is at most `target`."""
-        target = _number("target", target, positive=True)
-        least = self._numerator(constant) / target - self.gamma
-        if least > _MOST:
+        target = number("target", target, positive=True)
+        least = self._numerator(constant) / target - self._gamma(constant)
+        if least > MOST:
             raise InputError(
                 f"a gap of {target:g} needs more than 2**53 iterations under the constant '{constant}'; "
                 "raise the target."
@@ -123,19 +147,22 @@ class Bound:
             "heterogeneity": self.heterogeneity,
             "initial_distance_sq": self.initial_distance_sq,
             "kappa": self.kappa,
-            "gamma": self.gamma,
-            "learning_rate": self.learning_rate,
+            "gamma": dict(self.gammas),
+            "learning_rate": {name: self.first_step(name) for name in CONSTANTS},
             "B": self.B,
-            "C": dict(self.constants),
+            "C": self.constants,
             "bound": {name: getattr(self, name) for name in CONSTANTS},
-            "contributions": self.contributions.tolist(),
+            "contributions": {name: parts.each.tolist() for name, parts in self.parts.items()},
         }
 
-    def _numerator(self, constant: str) -> float:
-        if constant not in self.constants:
+    def _gamma(self, constant: str) -> float:
+        if constant not in CONSTANTS:
             raise InputError(unknown("constant", constant, CONSTANTS))
-        noise = 2.0 * (self.B + self.constants[constant]) / self.mu
-        return self.kappa * (noise + self.mu * self.gamma / 2.0 * self.initial_distance_sq)
+        return self.gammas[constant]
+
+    def _numerator(self, constant: str) -> float:
+        start = self.mu * self._gamma(constant) / 2.0 * self.initial_distance_sq
+        return self.kappa * (2.0 * (self.B + self.parts[constant].total) / self.mu + start)
 
 
 def bound(
@@ -153,8 +180,11 @@ def bound(
 ) -> Bound:
     """How far E[F(w^K)] can be from F* under the theorem's step size 2 / (mu (gamma + t)).
 
+    The result holds one bound for each way of waiting that a proof covers, and says which (`validity`): coins,
+    windows. `everfed.theory.coverage` says which way a method waits on a fleet, if any.
+
     cycles, shares: E_i and p_i, one a client.
-    mu, L: strong convexity and smoothness of every client's loss.
+    mu, L: strong convexity and smoothness of every client's loss; for `windows_smooth`, L of every minibatch's.
     G: every stochastic gradient has E|g|^2 <= G^2 where the run goes.
     sigma: sigma_i^2 bounds the variance of client i's minibatch gradient; one number, or one a client.
     heterogeneity: Gamma = F* - sum p_i F_i*; 0 if all clients' losses have their minimum at one place.
@@ -165,25 +195,23 @@ def bound(
 
     >>> result = bound([1, 5, 10, 20] * 10, [1 / 40] * 40, mu=1, L=4, G=1, sigma=1, heterogeneity=0.5,
     ...                initial_distance_sq=1, local_steps=5, iterations=5000)
-    >>> round(result.paper, 4), round(result.independent, 4)
-    (63.8283, 0.2671)
+    >>> round(result.paper, 4), round(result.independent, 4), round(result.windows_smooth, 4)
+    (63.8283, 0.2671, 0.5563)
     """
     e = Fleet.from_cycles(cycles).cycles()
-    p = _shares(shares, len(e))
-    mu, L, G = _number("mu", mu, positive=True), _number("L", L, positive=True), _number("G", G)
+    p = shares_of(shares, len(e))
+    mu, L, G = number("mu", mu, positive=True), number("L", L, positive=True), number("G", G)
     if mu > L:
-        raise InputError(f"mu is {mu:g} and L is {L:g}; a loss cannot curve more at least than at most: mu <= L.")
-    s = _sigma(sigma, len(e))
-    heterogeneity = _number("heterogeneity", heterogeneity)
-    distance = _number("initial_distance_sq", initial_distance_sq)
-    steps = _count("local_steps", local_steps, least=1)
-    steps_in_all = _iterations(iterations, steps)
+        raise InputError(f"mu is {mu:g} and L is {L:g}; a loss that is L-smooth cannot be more convex than L: mu <= L.")
+    s = sigmas_of(sigma, len(e))
+    heterogeneity = number("heterogeneity", heterogeneity)
+    distance = number("initial_distance_sq", initial_distance_sq)
+    steps = count("local_steps", local_steps, least=1)
     kappa = L / mu
-    step_energy = _step_energy(steps, G)
-    constants = {
-        "paper": step_energy * float(e.max()) ** 2,
-        "independent": step_energy * float(p**2 @ (e - 1.0)),
-        "any_dependence": step_energy * float(p @ np.sqrt(e - 1.0)) ** 2,
+    terms = Terms(e, p, steps, G, kappa, max(8.0 * kappa, float(steps)))
+    each = {
+        name: terms._replace(gamma=max(terms.gamma, constant.least_gamma(terms)))
+        for name, constant in CONSTANTS.items()
     }
     return Bound(
         cycles=e,
@@ -195,71 +223,9 @@ def bound(
         heterogeneity=heterogeneity,
         initial_distance_sq=distance,
         local_steps=steps,
-        iterations=steps_in_all,
+        iterations=whole_rounds(iterations, steps),
         kappa=kappa,
-        gamma=max(8.0 * kappa, float(steps)),
         B=float(p**2 @ s**2) + 6.0 * L * heterogeneity + 8.0 * (steps - 1) ** 2 * G**2,
-        constants=constants,
+        gammas={name: terms.gamma for name, terms in each.items()},
+        parts={name: CONSTANTS[name].parts(terms) for name, terms in each.items()},
     )
-
-
-def _step_energy(local_steps: int, gradient: float) -> float:
-    """4 T^2 G^2: a bound on E|delta_i|^2 / eta_t^2, as the step at most halves within a round."""
-    return 4.0 * local_steps**2 * gradient**2
-
-
-def _number(name: str, value: float, positive: bool = False) -> float:
-    kind = "a positive number" if positive else "zero or a positive number"
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is {value!r}; it must be {kind}.") from None
-    if not math.isfinite(number) or number < 0.0 or (positive and number == 0.0):
-        raise InputError(f"{name} is {value!r}; it must be {kind}.")
-    return number
-
-
-def _count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= _MOST:
-        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
-    return int(value)
-
-
-def _iterations(value: int, local_steps: int) -> int:
-    """K: a whole number of rounds of T local steps."""
-    count = _count("iterations", value, least=0)
-    if count % local_steps:
-        below = count - count % local_steps
-        raise InputError(
-            f"iterations is {count} with {local_steps} local steps a round; the bound holds at the end of a round: "
-            f"take {below} or {below + local_steps}."
-        )
-    return count
-
-
-def _shares(shares: Sequence[float] | Floats, clients: int) -> Floats:
-    p = _array("shares", shares)
-    if p.shape != (clients,):
-        raise InputError(f"{p.size} shares were given for {clients} cycles; give one share a client.")
-    if not (np.all(p >= 0.0) and math.isclose(p.sum(), 1.0, rel_tol=1e-6)):
-        raise InputError(f"shares must be non-negative and sum to 1; these sum to {p.sum():g}.")
-    return p
-
-
-def _sigma(sigma: float | Sequence[float] | Floats, clients: int) -> Floats:
-    s = _array("sigma", sigma)
-    if s.ndim == 0:
-        s = np.full(clients, float(s))
-    if s.shape != (clients,):
-        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one a client.")
-    bad = np.flatnonzero(~((s >= 0.0) & np.isfinite(s)))
-    if len(bad):
-        raise InputError(f"the sigma of client {some(bad)} is {s[bad[0]]:g}; it must be zero or a positive number.")
-    return s
-
-
-def _array(name: str, values: Any) -> Floats:
-    try:
-        return np.asarray(values, np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be numbers, one a client; got {values!r}.") from None
