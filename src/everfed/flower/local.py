@@ -83,15 +83,11 @@ def alone(data: FederatedData | OnDemand, client: int) -> FederatedData:
         raise InputError(f"this node is client {client}, but the data have clients 0 to {len(data) - 1}.")
     if isinstance(data, OnDemand):
         x, y = data.alone(client)
-        none = np.zeros(1, np.int64)  # starts, which are set below
-        return _placed(
-            FederatedData(x, y, np.arange(len(x)), none, x[:0], y[:0], data.classes, data.name, data.augment),
-            client,
-            len(data),
-        )
-    own = data.samples_of(client)
-    mine = replace(data, x=data.x[own], y=data.y[own], order=np.arange(len(own)), test_x=data.test_x[:0],
-                   test_y=data.test_y[:0])  # fmt: skip
+    else:
+        own = data.samples_of(client)
+        x, y = data.x[own], data.y[own]
+    everybody = np.array([0, len(x)])  # starts, which are set below
+    mine = FederatedData(x, y, np.arange(len(x)), everybody, x[:0], y[:0], data.classes, data.name, data.augment)
     return _placed(mine, client, len(data))
 
 

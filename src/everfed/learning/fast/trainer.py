@@ -16,7 +16,7 @@ from everfed.errors import EverfedWarning, InputError
 from everfed.learning.fast.launch import INTERPRETED, compiled_together
 from everfed.learning.fast.lower import CannotLowerError, lower
 from everfed.learning.fast.program import Program, bytes_per_client
-from everfed.learning.local import Task, Trained
+from everfed.learning.local import Task, Trained, as_weights
 from everfed.learning.memory import budget
 from everfed.learning.optim import SGD, Adam, State, rate
 
@@ -162,7 +162,7 @@ class KernelTrained(Trained):
 
     def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
         program = self.program
-        given = torch.as_tensor(coefficients, dtype=torch.float32).to(program.server.device)
+        given = as_weights(coefficients, program.server.device)
         update, finite = program.weighed(len(self.clients), given)
         if skip and not bool(finite.all()):
             update, _ = program.weighed(len(self.clients), given * finite)
