@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData
+from everfed.learning.check import Check
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
 from everfed.learning.optim import Optimizer
@@ -39,6 +40,7 @@ class Task:
     precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
     gradients: tuple[GradientRule, ...] = ()  # what happens to gradients before the optimiser's step
     state_place: str = "device"  # or "disk": where the clients' optimiser state is kept
+    most_at_once: int | None = None  # clients that buffers are made for at most; None: as memory allows
 
     @property
     def iterations(self) -> int:
@@ -85,6 +87,8 @@ class Trainer(Protocol):
 
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
+
+    check: Check | None  # how it compared with plain autograd; None where nobody looked
 
     @property
     def at_once(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning, InputError
+from everfed.learning.check import Check
 from everfed.learning.fast.launch import INTERPRETED, compiled_together
 from everfed.learning.fast.lower import CannotLowerError, lower
 from everfed.learning.fast.program import Program, bytes_per_client
@@ -29,6 +30,8 @@ _MOST_GRAPHS = 64
 
 class Kernels:
     """Trains participants with Triton kernels. Raises CannotLowerError for tasks it has none for."""
+
+    check: Check | None = None
 
     def __init__(self, task: Task) -> None:
         _check(task)
@@ -47,7 +50,7 @@ class Kernels:
     def _allocated(self, clients: int) -> Program:
         """Buffers for as many clients as the budget allows, or fewer if the device has less after all."""
         fits = budget(self.task) // bytes_per_client(self.lowered, self.task)
-        room = int(min(fits, clients, _MOST_AT_ONCE))
+        room = int(min(fits, clients, self.task.most_at_once or _MOST_AT_ONCE))
         while room:
             try:
                 return Program(self.task, self.lowered, room)
