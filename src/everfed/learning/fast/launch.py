@@ -24,6 +24,10 @@ _listed: list[Call] | None = None
 INTERPRETED = bool(knobs.runtime.interpret)
 
 
+class MisreadError(RuntimeError):
+    """A kernel would take a tensor for another one."""
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """Start a kernel over a grid of programs.
 
@@ -32,7 +36,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """
     for number, value in enumerate(args):
         if isinstance(value, Tensor) and not value.is_contiguous():
-            raise RuntimeError(
+            raise MisreadError(
                 f"argument {number} of the kernel {kernel.fn.__name__} has shape {tuple(value.shape)} and strides "
                 f"{value.stride()}; kernels read contiguous tensors alone."
             )

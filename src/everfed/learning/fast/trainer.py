@@ -14,7 +14,7 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning, InputError
 from everfed.learning.check import Check
-from everfed.learning.fast.launch import INTERPRETED, compiled_together
+from everfed.learning.fast.launch import INTERPRETED, MisreadError, compiled_together
 from everfed.learning.fast.lower import CannotLowerError, lower
 from everfed.learning.fast.program import Program, bytes_per_client
 from everfed.learning.local import Task, Trained, as_weights
@@ -65,7 +65,7 @@ class Kernels:
             with compiled_together(self.task.data.device):
                 self.program.round(self.program.room)
                 self.program.weighed(self.program.room, self.program.losses)
-        except (CannotLowerError, torch.cuda.OutOfMemoryError):
+        except (CannotLowerError, MisreadError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:  # Triton's compiler raises all kinds of errors
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
