@@ -130,5 +130,5 @@ def handed_over(draw: st.DrawFn, dtypes: tuple[str, ...]) -> tuple[Any, np.ndarr
             dress = [np.asarray(sample) for sample in dress] if len(dress) else dress
         case "tensor":
             shared = dress.flags.writeable and min(dress.strides, default=0) >= 0  # torch has no negative strides
-            dress = torch.from_numpy(dress) if shared else torch.tensor(np.ascontiguousarray(dress))
+            dress = torch.from_numpy(dress) if shared else torch.tensor(np.array(dress))
     return dress, expected

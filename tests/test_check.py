@@ -27,8 +27,11 @@ from everfed.ray.trainer import _worst
 from everfed.ray.worker import Worker
 from everfed.store import open_run, stored_rounds
 from everfed.store.environment import training
-from kernel_models import CLASSES, MODELS, drawn_models, images, task
+from kernel_models import CLASSES, DEVICE, MODELS, drawn_models, images
+from kernel_models import task as task_on_device
 
+CPU = torch.device("cpu")
+interpreted = pytest.mark.skipif(DEVICE != CPU, reason="on a GPU, test_cuda_layouts.py does this")
 SLOW = ["batched", "one-by-one"]
 FLEET = ef.Fleet.from_cycles([1, 2, 3])
 
@@ -37,6 +40,16 @@ def made(name):
     build, shape, options = MODELS[name]
     torch.manual_seed(0)
     return build(), images(shape, **options)
+
+
+def task(model, data, optimizer, **settings):
+    return task_on_device(model, data, optimizer, device=CPU, **settings)
+
+
+@pytest.fixture(autouse=True)
+def without_a_gpu(monkeypatch):
+    """What is found and said on a CPU is the same everywhere."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 def small(**changes):
@@ -85,6 +98,7 @@ def test_no_random_model_raises_a_false_alarm(drawn):
     assert found.difference < 1e-4
 
 
+@interpreted
 @pytest.mark.parametrize("name", ["linear", "cropped"])
 def test_kernels_pass(name):
     pytest.importorskip("triton", reason="Triton is not installed here")
@@ -177,7 +191,7 @@ def test_sizes_of_every_kind_pass(changes):
 
 
 def test_one_client_is_enough_and_none_is_said():
-    data = DeviceData(images((10,), clients=1), torch.device("cpu"))
+    data = DeviceData(images((10,), clients=1), CPU)
     assert compare(Batched, replace(small(), data=data)).clients == (0,)
     data.sizes = torch.zeros_like(data.sizes)
     assert "no client has samples" in compare(Batched, replace(small(), data=data)).said()
@@ -278,6 +292,7 @@ def test_no_trainer_left_is_an_error(wrong):
         choose.trainer("auto", small(optimizer=ef.Adam(), state_place="disk"))
 
 
+@interpreted
 def test_kernels_that_read_another_layout_are_found_out(monkeypatch):
     """The error that this is all about: values in one order, memory in another."""
     pytest.importorskip("triton", reason="Triton is not installed here")

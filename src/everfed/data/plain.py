@@ -63,12 +63,22 @@ def whole_numbers(values: Any, what: str) -> Ints:
     return _laid_out(array, np.int64, what, copy=False)
 
 
+def solid(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array itself if its elements lie one after the other where they should, else a copy in which they do.
+
+    NumPy calls an array contiguous whatever the strides of axes with one element or none, negative ones
+    too; torch does not take those.
+    """
+    steps = np.cumprod([array.itemsize, *array.shape[:0:-1]])[::-1] if array.ndim else ()
+    return array if array.strides == tuple(steps) and array.flags.aligned else np.array(array, order="C")
+
+
 def _laid_out(array: npt.NDArray[Any], dtype: Any, what: str, copy: bool) -> npt.NDArray[Any]:
     # astype and concatenate keep the order of the axes in memory unless they are told, so that an image that
     # was transposed stays so; a kernel that reads from front to back would see other pixels.
     try:
         with np.errstate(over="raise"):
-            return np.array(array, dtype, order="C") if copy else np.asarray(array, dtype, order="C")
+            return np.array(array, dtype, order="C") if copy else solid(np.asarray(array, dtype))
     except FloatingPointError:
         raise InputError(f"{what} hold numbers beyond {np.finfo(np.float32).max:.2g}; scale them down.") from None
 

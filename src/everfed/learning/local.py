@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData
+from everfed.data.plain import solid
 from everfed.learning.check import Check
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
@@ -110,7 +111,7 @@ class Trainer(Protocol):
 
 def own_tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """A contiguous copy on the device: kernels may read it from front to back, and the array may change afterwards."""
-    return torch.tensor(np.ascontiguousarray(array), device=device)
+    return torch.tensor(solid(array), device=device)
 
 
 def as_weights(coefficients: Floats, device: torch.device) -> Tensor:
