@@ -419,7 +419,8 @@ class Handed:
     def load(self):
         x, y = np.concatenate(PLAIN), np.concatenate(Y)
         dress = WAYS[self.way] if self.way else np.ascontiguousarray
-        return Dataset("handed", dress(x), LABEL_WAYS[">i4"](y) if self.way else y, dress(x[:4]), y[:4], CLASSES)
+        named = "lists" if self.way == "lists" else ">i4"
+        return Dataset("handed", dress(x), LABEL_WAYS[named](y) if self.way else y, dress(x[:4]), y[:4], CLASSES)
 
 
 SMALL = Experiment(

@@ -30,7 +30,7 @@ def trainer(name: str, task: Task, check: bool = True) -> Trainer:
     """
     make = lookup(TRAINERS, name, "trainer")
     if not check:
-        return make(task)
+        return _noted(make(task), None)
     if task.memory_budget is None:  # as if nothing had been compared: that takes memory as well
         task = replace(task, memory_budget=budget(task))
     if name == "auto":
@@ -89,9 +89,9 @@ def _first_right(task: Task) -> Trainer:
     )
 
 
-def _noted(made: Trainer, found: Check) -> Trainer:
+def _noted(made: Trainer, found: Check | None) -> Trainer:
     made.check = found
-    if found.difference is None:
+    if found and found.difference is None:
         warnings.warn(f"the trainer is {found.said()}.", EverfedWarning, stacklevel=4)
     return made
 
