@@ -113,14 +113,20 @@ def handed_over(draw: st.DrawFn, dtypes: tuple[str, ...]) -> tuple[Any, np.ndarr
     count = int(np.prod(shape))
     numbers = draw(st.lists(st.integers(low, top), min_size=count, max_size=count))
     values = np.array(numbers, np.float64).reshape(shape)
-    expected, dress = values, values.astype(dtype)
-    if draw(st.booleans()) and len(shape) > 1:
-        dress = stored_along(dress, tuple(draw(st.permutations(range(len(shape))))))
-    if draw(st.booleans()):
-        dress = with_steps(dress, tuple(draw(st.sampled_from([1, 2, 3, -1, -2])) for _ in shape))
     if draw(st.booleans()) and count:  # one sample, seen many times
         times = draw(st.integers(1, 3))
-        dress, expected = (np.broadcast_to(v[:1], (times, *v.shape[1:])) for v in (dress, expected))
+        return np.broadcast_to(values.astype(dtype)[:1], (times, *shape[1:])), np.repeat(values[:1], times, axis=0)
+    return draw(dressed(values, (dtype.str,))), values
+
+
+@st.composite
+def dressed(draw: st.DrawFn, values: np.ndarray, dtypes: tuple[str, ...]) -> Any:
+    """These numbers in a drawn type, order of axes, steps and class of array."""
+    dress = values.astype(draw(st.sampled_from(dtypes)))
+    if draw(st.booleans()):
+        dress = stored_along(dress, tuple(draw(st.permutations(range(dress.ndim)))))
+    if draw(st.booleans()):
+        dress = with_steps(dress, tuple(draw(st.sampled_from([1, 2, 3, -1, -2])) for _ in dress.shape))
     known = {np.dtype(name) for name in ("u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "?")}
     last = ["as it is", "subclass", "list", *(["tensor"] if dress.dtype in known else [])]
     match draw(st.sampled_from(last)):
@@ -131,4 +137,4 @@ def handed_over(draw: st.DrawFn, dtypes: tuple[str, ...]) -> tuple[Any, np.ndarr
         case "tensor":
             shared = dress.flags.writeable and min(dress.strides, default=0) >= 0  # torch has no negative strides
             dress = torch.from_numpy(dress) if shared else torch.tensor(np.array(dress))
-    return dress, expected
+    return dress

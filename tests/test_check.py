@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import sys
@@ -20,6 +21,7 @@ from everfed import config
 from everfed.experiment import CycleFleet, Experiment
 from everfed.learning import choose
 from everfed.learning.batched import Batched
+from everfed.learning.check import Check
 from everfed.learning.compare import TOLERANCES, compare
 from everfed.learning.local import DeviceData, PlainTrained
 from everfed.learning.one_by_one import OneByOne
@@ -435,6 +437,11 @@ def test_it_is_recorded_in_the_run(tmp_path):
     json.loads((tmp_path / "run" / "environment.json").read_text(), parse_constant=pytest.fail)
     list(stored_rounds(replace(SMALL, check_trainer=False), tmp_path / "other"))
     assert open_run(tmp_path / "other").environment["training"]["check"] is None
+
+
+def test_a_record_is_json_whatever_was_found():
+    check = Check((0, 1), math.inf, math.nan, "", "a note", ("one",))
+    assert json.loads(json.dumps(check.to_dict()), parse_constant=pytest.fail)["difference"] == "infinite"
 
 
 def test_it_is_turned_off_by_one_name(tmp_path):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import everfed as ef
@@ -20,7 +21,7 @@ from everfed.learning.held import on_device
 from everfed.learning.layout import Layout
 from everfed.learning.local import DeviceData, Task, as_weights, own_tensor
 from everfed.ray.worker import Order, Worker
-from layouts import FLOATS, INTEGERS, LABEL_WAYS, WAYS, handed_over, mapped, stored_along, with_steps
+from layouts import FLOATS, INTEGERS, LABEL_WAYS, WAYS, dressed, handed_over, mapped, stored_along, with_steps
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -130,6 +131,22 @@ def test_every_way_is_the_same_numbers():
 def test_every_trainer_learns_the_same_from_every_layout(trainer, way, expected):
     handed = [(WAYS[way](x), list(LABEL_WAYS.values())[i](y)) for i, (x, y) in enumerate(zip(X, Y, strict=True))]
     assert_same(updates(trainer, ef.from_arrays(handed)), expected[trainer])
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_every_trainer_learns_the_same_from_any_dress(trainer, expected, data):
+    """Type, byte order, order of the axes in memory, steps and class, all drawn, for each client anew."""
+    handed = [
+        (data.draw(dressed(x, FLOATS)), data.draw(dressed(y, INTEGERS))) for x, y in zip(X, Y, strict=True)
+    ]  # fmt: skip
+    assert_same(updates(trainer, ef.from_arrays(handed)), expected[trainer])
+    clients = Generated([EACH] * CLIENTS, lambda client: handed[client])
+    if trainer != "kernels":
+        assert_same(updates(trainer, ef.OnDemand(clients, classes=CLASSES)), expected[trainer])
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

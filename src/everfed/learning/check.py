@@ -23,8 +23,8 @@ class Check:
     rejected: tuple[str, ...] = ()  # faster trainers that failed, and how
 
     def to_dict(self) -> dict[str, Any]:
-        """For a run's records."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items() if name != "failure"}
+        """For a run's records, which are JSON and know no infinity."""
+        return {name: _plain(value) for name, value in asdict(self).items() if name != "failure"}
 
     def said(self) -> str:
         """For people."""
@@ -34,6 +34,12 @@ class Check:
         more = f"; {self.note}" if self.note else ""
         off, most = in_words(self.difference), in_words(self.tolerance)
         return f"{off} off plain autograd for client {who} (at most {most}){more}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return "infinite" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def in_words(part: float | None) -> str:
