@@ -35,9 +35,10 @@ def images(shape: tuple[int, ...], clients: int = 3, as_bytes: bool = False, aug
 
 def task(model: nn.Module, data: ef.FederatedData, optimizer: Any, **settings: Any) -> Task:
     known = {"local_steps": 2, "batch_size": 4, "keep_state": True, "rounds": 10, "seed": 7, **settings}
-    set_precision(known.get("precision", "float32"), DEVICE)
-    model = model.to(DEVICE)
-    return Task(model, Layout(model), DeviceData(data, DEVICE), known.pop("loss", F.cross_entropy), optimizer, **known)
+    device = known.pop("device", DEVICE)
+    set_precision(known.get("precision", "float32"), device)
+    model = model.to(device)
+    return Task(model, Layout(model), DeviceData(data, device), known.pop("loss", F.cross_entropy), optimizer, **known)
 
 
 class Residual(nn.Module):

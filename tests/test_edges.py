@@ -41,7 +41,7 @@ def test_tied_weights_are_trained_and_stay_tied(trainer):
     assert not torch.equal(history.params["a.weight"], model.a.weight)
 
 
-def test_a_layer_without_a_batching_rule_points_to_the_other_trainer():
+def test_a_layer_without_a_batching_rule_is_trained_one_by_one():
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -51,8 +51,12 @@ def test_a_layer_without_a_batching_rule_points_to_the_other_trainer():
             return self.out(self.cell(x[..., None])[0][:, -1])
 
     with pytest.raises(InputError, match="one-by-one"):
-        ef.simulate(Recurrent, [points()] * 2, FLEET, **SETTINGS)
-    ef.simulate(Recurrent, [points()] * 2, FLEET, trainer="one-by-one", **SETTINGS)
+        ef.simulate(Recurrent, [points()] * 2, FLEET, trainer="batched", **SETTINGS)
+    with pytest.warns(ef.EverfedWarning, match="taking 'one-by-one' instead"):
+        found = ef.simulate(Recurrent, [points()] * 2, FLEET, **SETTINGS)
+    expected = ef.simulate(Recurrent, [points()] * 2, FLEET, trainer="one-by-one", **SETTINGS)
+    for name, value in expected.params.items():
+        assert torch.equal(found.params[name], value)
 
 
 def test_dropout_inside_recurrent_layers_is_refused():

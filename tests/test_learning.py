@@ -675,7 +675,7 @@ def test_batch_norm_without_running_statistics_is_no_problem(digits):
 
 def test_a_model_that_vmap_cannot_batch_is_refused_with_the_way_out(digits):
     with refused("cannot be batched", "trainer='one-by-one'"):
-        simulate(Branching, digits)
+        simulate(Branching, digits, trainer="batched")
 
 
 def test_a_model_that_vmap_cannot_batch_trains_one_by_one(digits):

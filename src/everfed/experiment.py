@@ -134,6 +134,7 @@ class Experiment:
     seed: int = 0
     device: str = "auto"
     trainer: str = "auto"
+    check_trainer: bool = True  # compare it with plain autograd on a little of the run's own data, before the run
     precision: str = "float32"
 
     def __post_init__(self) -> None:
@@ -185,6 +186,7 @@ class Experiment:
             seed=self.seed,
             device=self.device,
             trainer=self.trainer,
+            check_trainer=self.check_trainer,
             precision=self.precision,
             **settings,
         )

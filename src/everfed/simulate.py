@@ -24,7 +24,7 @@ from everfed.data.on_demand import OnDemand
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import DivergenceError, EverfedWarning, InputError, lookup, some
-from everfed.learning import TRAINERS, models
+from everfed.learning import choose, models
 from everfed.learning.compress import Compressor, Whole, sent
 from everfed.learning.evaluate import Evaluator, Metrics
 from everfed.learning.gradients import GradientRule
@@ -126,6 +126,7 @@ class Simulation:
         seed: int = 0,
         device: str | torch.device = "auto",
         trainer: str = "auto",
+        check_trainer: bool = True,
         precision: str = "float32",
         loss: Loss | None = None,
         memory_budget: int | None = None,
@@ -169,7 +170,7 @@ class Simulation:
             (*gradients, *self.aggregator.gradients), state_place,
         )  # fmt: skip
         self.compression = compression or Whole()
-        self.trainer = lookup(TRAINERS, trainer, "trainer")(task)
+        self.trainer = choose.trainer(trainer, task, check_trainer)
         self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device, precision)
         if on_divergence not in ("stop", "skip"):
             raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
@@ -281,7 +282,8 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
         client_optimizer=Adam(1e-3), gradients=() (such as Proximal or Clip), compression=Whole(),
         server_optimizer=ServerSGD(1.0), keep_optimizer_state=True, state_place="device" (or "disk": the
         clients' optimiser state in temporary files), eval_every=rounds // 20, seed=0, device="auto",
-        trainer="auto", precision="float32" (or "tf32", "bf16" on a GPU),
+        trainer="auto", check_trainer=True (compare it with plain autograd before the run, docs/engine.md),
+        precision="float32" (or "tf32", "bf16" on a GPU),
         loss=cross entropy (squared error for float targets),
         memory_budget=bytes for the clients trained at once, strict_horizon=False,
         on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).

@@ -120,6 +120,7 @@ def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None
         "precision": experiment.precision,
         "trainer": how["trainer"],
         "clients at once": f"up to {how['at_once']:,}",
+        "checked": simulation.trainer.check.said() if simulation.trainer.check else "no",
         **({"the server keeps": kept[0]} if kept else {}),
         "parts of the model": "",
     }

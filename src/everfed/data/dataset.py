@@ -13,6 +13,7 @@ from everfed.data.augment import Augment, Plain
 from everfed.data.federated import FederatedData, check_labels, checked
 from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, Split, arrange
+from everfed.data.plain import labels, samples
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup, unknown
 from everfed.random import check_seed
@@ -54,6 +55,11 @@ class Dataset(Unowned):
     test_y: npt.NDArray[np.int64]
     classes: int
     augment: Augment = Plain()
+
+    def __post_init__(self) -> None:
+        for x, y, whose in (("x", "y", "the training set"), ("test_x", "test_y", "the test set")):
+            object.__setattr__(self, x, samples(getattr(self, x), whose))
+            object.__setattr__(self, y, labels(getattr(self, y), whose))
 
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
         check_seed(seed)

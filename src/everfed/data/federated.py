@@ -16,15 +16,19 @@ import numpy.typing as npt
 
 from everfed.arrays import Ints
 from everfed.data.augment import Augment, Plain
+from everfed.data.plain import as_pair, check_lengths, labels, samples, whole_numbers
 from everfed.errors import InputError, some
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Training samples with their owners, and a common test set (which may be empty)."""
+    """Training samples with their owners, and a common test set (which may be empty).
 
-    x: npt.NDArray[Any]  # [samples, ...]
-    y: npt.NDArray[Any]  # [samples]: int64 labels, or floats for regression
+    Arrays of any layout, byte order and number type may be given; what is kept is plain (`data/plain.py`).
+    """
+
+    x: npt.NDArray[Any]  # [samples, ...]: uint8 or float32
+    y: npt.NDArray[Any]  # [samples]: int64 labels, or float32 for regression
     order: Ints  # sample numbers, client after client
     starts: Ints  # [N + 1]: client i holds order[starts[i]:starts[i + 1]]
     test_x: npt.NDArray[Any]
@@ -32,6 +36,24 @@ class FederatedData:
     classes: int  # 0 for regression
     name: str = "arrays"
     augment: Augment = Plain()
+
+    def __post_init__(self) -> None:
+        plain = {
+            "x": samples(self.x, "the training set"),
+            "y": labels(self.y, "the training set"),
+            "test_x": samples(self.test_x, "the test set"),
+            "test_y": labels(self.test_y, "the test set"),
+            "order": whole_numbers(self.order, "order"),
+            "starts": whole_numbers(self.starts, "starts"),
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+        check_lengths(self.x, self.y, "the training set")
+        check_lengths(self.test_x, self.test_y, "the test set")
+        _check_owners(self.order, self.starts, len(self.x))
+        if self.classes:
+            check_labels(self.y, self.classes, "training")
+            check_labels(self.test_y, self.classes, "test")
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -110,9 +132,7 @@ def checked(data: FederatedData) -> FederatedData:
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
             raise InputError(f"{where} sample {some(bad)} contains NaN or infinite values; clean the data first.")
-        if data.classes:
-            check_labels(y, data.classes, where)
-        elif not np.isfinite(y).all():
+        if not data.classes and not np.isfinite(y).all():
             bad = np.flatnonzero(~np.isfinite(y.reshape(len(y), -1)).all(axis=1))
             raise InputError(f"the target of {where} sample {some(bad)} is NaN or infinite.")
     empty = np.flatnonzero(data.sizes() == 0)
@@ -121,7 +141,17 @@ def checked(data: FederatedData) -> FederatedData:
     return data
 
 
+def _check_owners(order: Ints, starts: Ints, count: int) -> None:
+    """Numbers that exist: kernels read where they point, without another look."""
+    if len(order) and (order.min() < 0 or order.max() >= count):
+        raise InputError(f"order runs from {order.min()} to {order.max()}; sample numbers are 0 to {count - 1}.")
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(order) or np.any(np.diff(starts) < 0):
+        raise InputError(f"starts must rise from 0 to {len(order)}, the number of samples that have an owner.")
+
+
 def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
+    if y.dtype.kind == "f" and len(y):
+        raise InputError(f"the {where} labels are floats; classes are whole numbers, such as y.astype(int).")
     if y.ndim != 1:
         raise InputError(f"the {where} labels have shape {y.shape}; give one class number a sample, not one-hot rows.")
     bad = np.flatnonzero((y < 0) | (y >= classes))
@@ -130,22 +160,3 @@ def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
             f"the label of {where} sample {some(bad)} is {y[bad[0]]}; "
             f"labels of {classes} classes run from 0 to {classes - 1}."
         )
-
-
-def as_pair(pair: tuple[Any, Any], whose: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """NumPy arrays from lists, arrays or CPU tensors; floats as float32, labels as int64."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise InputError(f"{whose} must be a pair (x, y); got {type(pair).__name__}.")
-    x, y = np.asarray(pair[0]), np.asarray(pair[1])
-    samples, labels = (len(a) if a.ndim else 0 for a in (x, y))
-    if samples != labels or x.ndim == 0:
-        raise InputError(f"{whose} has {samples} samples but {labels} labels; give one label a sample.")
-    if x.dtype.kind in "fiub" and x.dtype != np.uint8:  # bytes stay bytes: images
-        x = x.astype(np.float32)
-    elif x.dtype != np.uint8:
-        raise InputError(f"the samples of {whose} must be numbers; they are {x.dtype}.")
-    if y.dtype.kind in "iub":
-        return x, y.astype(np.int64)
-    if y.dtype.kind != "f":
-        raise InputError(f"the labels of {whose} must be numbers; they are {y.dtype}.")
-    return x, y.astype(np.float32)

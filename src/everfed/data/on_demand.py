@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from everfed.arrays import Floats, Ints
 from everfed.data.augment import Augment, Plain
-from everfed.data.federated import as_pair, check_labels
+from everfed.data.federated import check_labels
+from everfed.data.plain import as_pair
 from everfed.errors import InputError, some
 
 # Clients of a group whose labels stand for all of its clients.
@@ -101,7 +102,7 @@ class OnDemand:
 
     @cached_property
     def _sizes(self) -> Ints:
-        return np.asarray(self.source.sizes(), np.int64)
+        return np.array(self.source.sizes(), np.int64)  # a copy: the source may change its own
 
     @cached_property
     def _first(self) -> Samples:

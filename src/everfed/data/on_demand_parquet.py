@@ -20,6 +20,7 @@ import numpy.typing as npt
 from everfed.arrays import Ints
 from everfed.data.on_demand import ClientSource, Samples
 from everfed.data.on_demand_sources import batches, ranges
+from everfed.data.plain import as_pair
 from everfed.errors import InputError, MissingExtraError, some
 
 
@@ -197,8 +198,8 @@ def save_parquet(
         try:
             for few in batches(len(members), clients_a_group):
                 clients = members[few]
-                x, y = source.read(clients)
-                flat = np.ascontiguousarray(x).reshape(len(x), -1)
+                x, y = as_pair(source.read(clients), f"clients {clients[0]} to {clients[-1]}")
+                flat = x.reshape(len(x), -1)
                 lists = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), flat.shape[1])
                 owner = np.repeat(clients, source.sizes()[clients])
                 table = pa.table({"client": owner, "x": lists if x.ndim > 1 else pa.array(x), "y": pa.array(y)})

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Ints
-from everfed.data.federated import FederatedData, as_pair
+from everfed.data.federated import FederatedData
 from everfed.data.on_demand import ClientSource, Samples
+from everfed.data.plain import as_pair, whole_numbers
 from everfed.errors import InputError
 
 _FILES = ("x.npy", "y.npy", "starts.npy")
@@ -43,6 +44,7 @@ class Arrays:
                 f"starts must rise from 0 to the number of samples; they go from {starts[0]} to {starts[-1]} "
                 f"for {len(self.x)} samples and {len(self.y)} labels."
             )
+        object.__setattr__(self, "starts", whole_numbers(starts, "starts"))
 
     @classmethod
     def of(cls, data: FederatedData) -> Arrays:
@@ -103,13 +105,18 @@ def save_arrays(source: ClientSource, folder: str | Path) -> Arrays:
     starts = np.concatenate([[0], np.cumsum(source.sizes())])
     files: list[npt.NDArray[Any]] = []
     for clients in batches(len(source)):
-        parts = source.read(clients)
+        parts = as_pair(source.read(clients), f"clients {clients[0]} to {clients[-1]}")
         if not files:
             files = [
                 np.lib.format.open_memmap(target / name, "w+", part.dtype, (int(starts[-1]), *part.shape[1:]))
                 for name, part in zip(_FILES, parts, strict=False)
             ]
         for file, part in zip(files, parts, strict=True):
+            if (file.dtype, file.shape[1:]) != (part.dtype, part.shape[1:]):  # NumPy would cast it without a word
+                raise InputError(
+                    f"clients {clients[0]} to {clients[-1]} hold {part.dtype} of shape {part.shape[1:]}, the clients "
+                    f"before {file.dtype} of shape {file.shape[1:]}; all must be alike."
+                )
             file[starts[clients[0]] : starts[clients[-1] + 1]] = part
     for file in files:
         file.flush()  # type: ignore[attr-defined]

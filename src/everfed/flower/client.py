@@ -90,8 +90,9 @@ class _Client(EnergyMod):
             if ask is None:
                 raise InputError("the message does not say which round it is of; the server must be everfed's.")
             experiment = described(self.experiment, context.run_config)
-            local = LocalTraining(experiment, client_of(context), self.samples)
-            return local.reply(message, ask, self.memory(context))
+            memory = self.memory(context)
+            local = LocalTraining(experiment, client_of(context), self.samples, memory)
+            return local.reply(message, ask, memory)
 
         return app
 

@@ -18,23 +18,42 @@ from everfed.flower.memory import Memory
 from everfed.flower.messages import ARRAYS, METRICS, Ask, Vector, as_record
 
 _KEPT = "trainer"
+_CHECKED = "checked"
 
 
 class LocalTraining:
     """One client's trainer: the same minibatches, steps and optimiser state as in a simulation."""
 
-    def __init__(self, experiment: Experiment, client: int, samples: Samples | None = None) -> None:
-        """samples: gives a client's own (x, y); None: its part of the experiment's data set."""
+    def __init__(
+        self, experiment: Experiment, client: int, samples: Samples | None = None, memory: Memory | None = None
+    ) -> None:
+        """samples: gives a client's own (x, y); None: its part of the experiment's data set.
+
+        memory: remembers that the trainer was compared with plain autograd, so that a device pays for it once.
+        """
         fleet = experiment.make_fleet()
         if samples is None:
             data = alone(experiment.make_data(fleet), client)
         else:
             data = _placed(from_arrays([samples(client)]), client, len(fleet))
         self.client, self.keeps = client, experiment.keep_state
+        if memory is not None and memory.load(_CHECKED) is not None:
+            experiment = replace(experiment, check_trainer=False)
         with warnings.catch_warnings():  # what there is to say of the whole fleet, the server has said
             warnings.simplefilter("ignore", EverfedWarning)
             self.run = experiment.simulation(data)
+        self._note_check(memory)
         self.shapes = {n: tuple(s) for n, s in zip(self.run.layout.names, self.run.layout.shapes, strict=True)}
+
+    def _note_check(self, memory: Memory | None) -> None:
+        """What was found when the trainer was made; a slower one than `auto` wanted has to be looked for every time."""
+        check = self.run.trainer.check
+        if check is None:
+            return
+        for failure in check.rejected:
+            warnings.warn(f"on this device, {failure}.", EverfedWarning, stacklevel=3)
+        if memory is not None and not check.rejected and check.difference is not None:
+            memory.save(_CHECKED, {"difference": np.array(check.difference), "tolerance": np.array(check.tolerance)})
 
     def train(self, sent: Vector, ask: Ask, memory: Memory) -> tuple[Vector, float]:
         """(the parameters after the round, the mean loss of its steps)."""
@@ -69,9 +88,10 @@ class LocalTraining:
     def reply(self, message: Message, ask: Ask, memory: Memory) -> Message:
         """Train as a message asks, and answer as Flower's apps do."""
         arrays = message.content.get(ARRAYS)
-        if not isinstance(arrays, ArrayRecord) or set(arrays) != set(self.shapes):
+        values = {name: value.numpy() for name, value in arrays.items()} if isinstance(arrays, ArrayRecord) else {}
+        if {name: value.shape for name, value in values.items()} != self.shapes:
             raise InputError("the server sent another model than this client trains; give both the same experiment.")
-        sent = np.concatenate([arrays[name].numpy().reshape(-1) for name in self.shapes])
+        sent = np.concatenate([values[name].reshape(-1) for name in self.shapes]).astype(np.float32)
         after, loss = self.train(sent, ask, memory)
         metrics = MetricRecord({"train_loss": loss, "num-examples": int(self.run.data.sizes()[self.client])})
         return Message(RecordDict({ARRAYS: as_record(after, self.shapes), METRICS: metrics}), reply_to=message)
@@ -83,15 +103,11 @@ def alone(data: FederatedData | OnDemand, client: int) -> FederatedData:
         raise InputError(f"this node is client {client}, but the data have clients 0 to {len(data) - 1}.")
     if isinstance(data, OnDemand):
         x, y = data.alone(client)
-        none = np.zeros(1, np.int64)  # starts, which are set below
-        return _placed(
-            FederatedData(x, y, np.arange(len(x)), none, x[:0], y[:0], data.classes, data.name, data.augment),
-            client,
-            len(data),
-        )
-    own = data.samples_of(client)
-    mine = replace(data, x=data.x[own], y=data.y[own], order=np.arange(len(own)), test_x=data.test_x[:0],
-                   test_y=data.test_y[:0])  # fmt: skip
+    else:
+        own = data.samples_of(client)
+        x, y = data.x[own], data.y[own]
+    everybody = np.array([0, len(x)])  # starts, which are set below
+    mine = FederatedData(x, y, np.arange(len(x)), everybody, x[:0], y[:0], data.classes, data.name, data.augment)
     return _placed(mine, client, len(data))
 
 

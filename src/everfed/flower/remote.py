@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from everfed.flower.checks import Update
 from everfed.flower.identity import Roster
 from everfed.flower.protocol import Protocol
 from everfed.flower.terms import Terms
+from everfed.learning.check import Check
 from everfed.learning.local import PlainTrained, Trained
 from everfed.scheduling.plan import PlanStep
 from everfed.simulate import RoundRecord, Simulation
@@ -69,6 +71,7 @@ class RemoteTrainer:
     def __init__(self, rounds: RemoteRounds) -> None:
         self.rounds = rounds
         self.at_once = len(rounds.protocol.fleet)
+        self.check: Check | None = None
 
     def explain(self) -> list[str]:
         return ["the whole model: by the clients themselves, over the network"]
@@ -100,7 +103,8 @@ def remote_run(
 
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
     """
-    run = experiment.simulation(data, on_divergence="skip")
+    # The server trains nothing, and may have no samples.
+    run = replace(experiment, check_trainer=False).simulation(data, on_divergence="skip")
     if run.aggregator.gradients:
         raise InputError(
             "this server rule changes the clients' gradients with what the server keeps, which is not sent to "

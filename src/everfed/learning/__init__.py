@@ -1,22 +1,13 @@
 """What a participant does with a round."""
 
-from collections.abc import Callable
-
-from everfed.learning import choose
 from everfed.learning.batched import Batched
+from everfed.learning.choose import TRAINERS
 from everfed.learning.evaluate import Metrics
 from everfed.learning.gradients import GRADIENT_RULES, Clip, Proximal
 from everfed.learning.local import PlainTrained, Task, Trained, Trainer
 from everfed.learning.models import MODELS, build
 from everfed.learning.one_by_one import OneByOne
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Adam, Constant, Cosine, InverseTime
-
-TRAINERS: dict[str, Callable[[Task], Trainer]] = {
-    "auto": choose.auto,
-    "kernels": choose.kernels,
-    "batched": Batched,
-    "one-by-one": OneByOne,
-}
 
 __all__ = [
     "GRADIENT_RULES",

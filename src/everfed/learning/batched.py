@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 
 from everfed.arrays import Ints
 from everfed.errors import EverfedWarning, InputError
+from everfed.learning.check import Check
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.local import PlainTrained, Task, Trained
@@ -31,6 +32,8 @@ _WORKING_COPIES = 6
 
 class Batched:
     """Trains participants in chunks of many clients at once."""
+
+    check: Check | None = None
 
     def __init__(self, task: Task, reason: str = "") -> None:
         """reason: why the task has no faster trainer."""

@@ -17,7 +17,7 @@ from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.energy.fleet import Fleet
 from everfed.learning.layout import Layout
-from everfed.learning.local import Loss
+from everfed.learning.local import Loss, own_tensor
 from everfed.learning.precision import autocast
 
 # Test samples per forward pass: bounds the memory of an evaluation.
@@ -76,7 +76,7 @@ class Evaluator:
     ) -> None:
         self.module, self.layout, self.loss = module, layout, loss
         self.augment, self.precision = data.augment, precision
-        self.x, self.y = torch.as_tensor(data.test_x, device=device), torch.as_tensor(data.test_y, device=device)
+        self.x, self.y = own_tensor(data.test_x, device), own_tensor(data.test_y, device)
         self.classes = data.classes
         self.mixes: dict[str, Floats] = {}
         if self.classes:

@@ -13,7 +13,7 @@ from torch import Tensor
 from everfed.arrays import Ints
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
-from everfed.learning.local import DeviceData
+from everfed.learning.local import DeviceData, own_tensor
 
 # Bytes of samples read at once; the drawn ones stay, the others go before the next are read.
 _BLOCK = 64 << 20
@@ -35,9 +35,9 @@ class HeldData(DeviceData):
 
     def __init__(self, data: OnDemand, device: torch.device) -> None:
         self.data, self.device, self.augment = data, device, data.augment
-        self.sizes = torch.as_tensor(data.sizes(), device=device)
+        self.sizes = own_tensor(data.sizes(), device)
         x, y = data.alone(0)  # to try the model on
-        self.x, self.y = torch.as_tensor(x, device=device), torch.as_tensor(y, device=device)
+        self.x, self.y = own_tensor(x, device), own_tensor(y, device)
         self.sample_bytes = max(1, x.nbytes // len(x))
 
     def _numbers(self, clients: Tensor, within: Tensor) -> Tensor:
@@ -52,6 +52,7 @@ class HeldData(DeviceData):
             held += len(used)
             xs.append(x[used])
             ys.append(y[used])
+        # What `read` gives is plain, and indexing and joining keep it so: fresh arrays in C order.
         self.x = torch.as_tensor(np.concatenate(xs), device=self.device)
         self.y = torch.as_tensor(np.concatenate(ys), device=self.device)
         return torch.as_tensor(numbers, device=self.device)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData
+from everfed.data.plain import solid
+from everfed.learning.check import Check
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
 from everfed.learning.optim import Optimizer
@@ -37,6 +41,7 @@ class Task:
     precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
     gradients: tuple[GradientRule, ...] = ()  # what happens to gradients before the optimiser's step
     state_place: str = "device"  # or "disk": where the clients' optimiser state is kept
+    most_at_once: int | None = None  # clients that buffers are made for at most; None: as memory allows
 
     @property
     def iterations(self) -> int:
@@ -75,8 +80,7 @@ class PlainTrained:
         finite = torch.isfinite(self.deltas.abs().amax(dim=1)) & torch.isfinite(self.losses)
         if skip:
             self.deltas[~finite] = 0.0
-        weights = torch.as_tensor(coefficients, dtype=torch.float32).to(self.deltas.device)
-        return weights @ self.deltas, finite
+        return as_weights(coefficients, self.deltas.device) @ self.deltas, finite
 
 
 class Trainer(Protocol):
@@ -84,6 +88,8 @@ class Trainer(Protocol):
 
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
+
+    check: Check | None  # how it compared with plain autograd; None where nobody looked
 
     @property
     def at_once(self) -> int:
@@ -103,6 +109,16 @@ class Trainer(Protocol):
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
 
+def own_tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A contiguous copy on the device: kernels may read it from front to back, and the array may change afterwards."""
+    return torch.tensor(solid(array), device=device)
+
+
+def as_weights(coefficients: Floats, device: torch.device) -> Tensor:
+    """The server's coefficients as a contiguous float32 tensor."""
+    return own_tensor(np.asarray(coefficients, np.float32), device)
+
+
 class DeviceData:
     """Federated data as tensors on the device that trains, all of them. `held.HeldData` loads on demand."""
 
@@ -110,12 +126,10 @@ class DeviceData:
 
     def __init__(self, data: FederatedData, device: torch.device) -> None:
         self.device = device
-        self.x = torch.as_tensor(data.x, device=device)
-        self.y = torch.as_tensor(data.y, device=device)
-        self.order = torch.as_tensor(data.order, device=device)
-        self.starts = torch.as_tensor(data.starts[:-1], device=device)
+        self.x, self.y = own_tensor(data.x, device), own_tensor(data.y, device)
+        self.order, self.starts = own_tensor(data.order, device), own_tensor(data.starts[:-1], device)
         self.augment = data.augment
-        self.sizes = torch.as_tensor(data.sizes(), device=device)
+        self.sizes = own_tensor(data.sizes(), device)
 
     def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
         """Sample numbers [clients, steps, batch], drawn uniformly with replacement; good until the next draw.
@@ -147,16 +161,17 @@ class DeviceData:
         """
         images, labels = self.x[numbers], self.y[numbers]
         if not self.augment.random:
-            return self.augment.evaluate(images), labels
+            return self.augment.evaluate(images).contiguous(), labels
         place = torch.arange(numbers.shape[-1], device=self.device)
         counter = torch.broadcast_tensors(torch.zeros_like(place) + iteration, place, clients[:, None])
         words = philox((*counter, int(Purpose.AUGMENT)), (seed & 0xFFFFFFFF, seed >> 32))
-        return self.augment.train(images, torch.stack(words, dim=-1)), labels
+        # A user's augmentation may return a view; torch.func cannot batch every layout.
+        return self.augment.train(images, torch.stack(words, dim=-1)).contiguous(), labels
 
     def inputs(self, count: int) -> Tensor:
         """A few samples as a model sees them, to try it on."""
         numbers = torch.arange(count, device=self.device) % len(self.y)
-        return self.augment.evaluate(self.x[numbers])
+        return self.augment.evaluate(self.x[numbers]).contiguous()
 
     def targets(self, count: int) -> Tensor:
         """The targets of the same samples."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from everfed.arrays import Ints
 from everfed.errors import InputError
+from everfed.learning.check import Check
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.local import PlainTrained, Task, Trained
@@ -27,6 +28,7 @@ class OneByOne:
     """Trains participants in a plain loop over clients and local steps."""
 
     at_once = 1
+    check: Check | None = None
 
     def __init__(self, task: Task, reason: str = "it was asked for") -> None:
         """reason: why the clients are not trained together."""

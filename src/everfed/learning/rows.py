@@ -87,7 +87,7 @@ class _InMemory:
         self.values = grown
 
     def replace(self, values: Tensor) -> None:
-        self.values = values.clone().to(self.values.device)
+        self.values = values.to(self.values, copy=True).contiguous()
 
     def read(self, rows: Ints) -> Tensor:
         return self.values[torch.as_tensor(rows, device=self.values.device)]

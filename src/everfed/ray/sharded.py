@@ -21,7 +21,8 @@ from everfed.simulate import Simulation, resolve_device
 def on_driver(experiment: Experiment, on_gpu: bool) -> Experiment:
     """As the driver sees it, which adds and evaluates: it may have no GPU though the workers have."""
     device = resolve_device("auto" if on_gpu else "cpu").type
-    return replace(experiment, device=device, precision=experiment.precision if device == "cuda" else "float32")
+    precision = experiment.precision if device == "cuda" else "float32"
+    return replace(experiment, device=device, precision=precision, check_trainer=False)  # it is workers that train
 
 
 @contextmanager

@@ -10,6 +10,8 @@ nothing in the result.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +20,8 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints
-from everfed.errors import InputError
+from everfed.errors import EverfedWarning, InputError
+from everfed.learning.check import Check
 from everfed.learning.local import PlainTrained, Trained
 from everfed.ray.cluster import ray
 from everfed.ray.pool import Call, Pool
@@ -39,6 +42,7 @@ class ShardedTrainer:
         """
         self.pool, self.place, self.whole = pool, state, whole
         self.about: list[About] = pool.about
+        self.check = _worst([about.check for about in self.about if about.check])
         self.shares = len(pool.hosts)
         # Dealt at random: numbers often tell how often a client takes part, and each worker should get its part.
         self.home = np.random.default_rng(seed).permutation(clients) % self.shares
@@ -137,6 +141,13 @@ class ShardedTrainer:
         if self.place == "worker" and self.kept:
             calls: dict[int, Call] = {s: c[0] for s in range(self.shares) if (c := self._recovery(s))}
             list(self.pool.ask(calls, self._recovery))  # to take a state twice is no harm
+
+
+def _worst(checks: list[Check]) -> Check | None:
+    """Of the workers' trainers, the one furthest from plain autograd; what was wrong with faster ones is said."""
+    for failure in {text for check in checks for text in check.rejected}:
+        warnings.warn(f"on a worker, {failure}; it trains another way.", EverfedWarning, stacklevel=3)
+    return max(checks, key=lambda check: math.inf if check.difference is None else check.difference, default=None)
 
 
 class _Sums:

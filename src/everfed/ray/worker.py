@@ -14,6 +14,7 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning
 from everfed.experiment import Experiment
+from everfed.learning.check import Check
 from everfed.learning.memory import CPU_CEILING, free_memory
 from everfed.ray.state import Kept, apart, together
 
@@ -37,11 +38,12 @@ class Reply(NamedTuple):
 
 
 class About(NamedTuple):
-    """A worker's trainer: the most clients at once, how it trains, and what its state looks like."""
+    """A worker's trainer: the most clients at once, how it trains, what its state looks like, how it was checked."""
 
     at_once: int
     explained: list[str]
     like: dict[str, Tensor]
+    check: Check | None
 
 
 class Worker:
@@ -59,7 +61,7 @@ class Worker:
         run = self.experiment.simulation(memory_budget=room)
         self.trainer, self.device = run.trainer, run.device
         self.like = self.trainer.state_dict()
-        return About(self.trainer.at_once, self.trainer.explain(), self.like)
+        return About(self.trainer.at_once, self.trainer.explain(), self.like, self.trainer.check)
 
     def train(self, params: npt.NDArray[np.float32], order: Order) -> Reply:
         if order.kept is not None:

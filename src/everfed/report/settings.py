@@ -53,7 +53,9 @@ def environments(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Each distinct environment once, with the runs that ran in it."""
     found: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
     for run in runs:
-        values = {key: _said(value) for key, value in flatten(run.environment).items() if key != "started"}
+        # When a run began and how its trainer's rounding fell out differ from run to run on one machine.
+        own = ("started", "training.check.difference")
+        values = {key: _said(value) for key, value in flatten(run.environment).items() if key not in own}
         found.setdefault(tuple(values.items()), []).append(run)
     out = []
     for pairs, members in found.items():

@@ -36,8 +36,10 @@ def environment(device: torch.device, precision: str, trainer: Trainer) -> dict[
 
 
 def training(trainer: Trainer) -> dict[str, Any]:
-    """The trainer that was chosen, the most clients it trains at once, and how it trains each part of the model."""
-    return {"trainer": type(trainer).__name__, "at_once": trainer.at_once, "parts": trainer.explain()}
+    """The trainer that was chosen, the most clients it trains at once, how it trains each part of the model, and how
+    it compared with plain autograd before the run (None where it was not to be compared)."""
+    check = trainer.check.to_dict() if trainer.check else None
+    return {"trainer": type(trainer).__name__, "at_once": trainer.at_once, "parts": trainer.explain(), "check": check}
 
 
 def _version(package: str) -> str | None:

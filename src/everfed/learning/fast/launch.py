@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 from triton.runtime._async_compile import AsyncCompileMode, FutureKernel
@@ -23,8 +24,22 @@ _listed: list[Call] | None = None
 INTERPRETED = bool(knobs.runtime.interpret)
 
 
+class MisreadError(RuntimeError):
+    """A kernel would take a tensor for another one."""
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Start a kernel over a grid of programs."""
+    """Start a kernel over a grid of programs.
+
+    Kernels get a tensor's first address and count from there, so one in another layout would be misread
+    without a word; all are refused here, whoever hands them over.
+    """
+    for number, value in enumerate(args):
+        if isinstance(value, Tensor) and not value.is_contiguous():
+            raise MisreadError(
+                f"argument {number} of the kernel {kernel.fn.__name__} has shape {tuple(value.shape)} and strides "
+                f"{value.stride()}; kernels read contiguous tensors alone."
+            )
     if _listed is not None:
         _listed.append((kernel, grid, args, meta))
     else:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning, InputError
-from everfed.learning.fast.launch import INTERPRETED, compiled_together
+from everfed.learning.check import Check
+from everfed.learning.fast.launch import INTERPRETED, MisreadError, compiled_together
 from everfed.learning.fast.lower import CannotLowerError, lower
 from everfed.learning.fast.program import Program, bytes_per_client
-from everfed.learning.local import Task, Trained
+from everfed.learning.local import Task, Trained, as_weights
 from everfed.learning.memory import budget
 from everfed.learning.optim import SGD, Adam, State, rate
 
@@ -29,6 +30,8 @@ _MOST_GRAPHS = 64
 
 class Kernels:
     """Trains participants with Triton kernels. Raises CannotLowerError for tasks it has none for."""
+
+    check: Check | None = None
 
     def __init__(self, task: Task) -> None:
         _check(task)
@@ -47,7 +50,7 @@ class Kernels:
     def _allocated(self, clients: int) -> Program:
         """Buffers for as many clients as the budget allows, or fewer if the device has less after all."""
         fits = budget(self.task) // bytes_per_client(self.lowered, self.task)
-        room = int(min(fits, clients, _MOST_AT_ONCE))
+        room = int(min(fits, clients, self.task.most_at_once or _MOST_AT_ONCE))
         while room:
             try:
                 return Program(self.task, self.lowered, room)
@@ -62,7 +65,7 @@ class Kernels:
             with compiled_together(self.task.data.device):
                 self.program.round(self.program.room)
                 self.program.weighed(self.program.room, self.program.losses)
-        except (CannotLowerError, torch.cuda.OutOfMemoryError):
+        except (CannotLowerError, MisreadError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:  # Triton's compiler raises all kinds of errors
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -162,7 +165,7 @@ class KernelTrained(Trained):
 
     def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
         program = self.program
-        given = torch.as_tensor(coefficients, dtype=torch.float32).to(program.server.device)
+        given = as_weights(coefficients, program.server.device)
         update, finite = program.weighed(len(self.clients), given)
         if skip and not bool(finite.all()):
             update, _ = program.weighed(len(self.clients), given * finite)

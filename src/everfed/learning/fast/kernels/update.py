@@ -38,7 +38,10 @@ def _move(w, g, state1, state2, at, rates, inside, decay, beta1, beta2, eps, KIN
     return w
 
 
-@triton.jit(do_not_specialize=["splits", "decay", "beta1", "beta2", "eps"], do_not_specialize_on_alignment=["rates"])
+@triton.jit(
+    do_not_specialize=["splits", "decay", "beta1", "beta2", "eps"],
+    do_not_specialize_on_alignment=["rates", "state_row"],
+)
 def optimizer_step(
     source, rows, low, state1, state2, state_row, rates, source_client, size, decay, beta1, beta2, eps,
     gradient, g_client, g_split, splits, elements,
@@ -66,7 +69,10 @@ def optimizer_step(
         tl.store(low + c * size + i, w.to(low.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["samples", "decay", "beta1", "beta2", "eps"], do_not_specialize_on_alignment=["rates"])
+@triton.jit(
+    do_not_specialize=["samples", "decay", "beta1", "beta2", "eps"],
+    do_not_specialize_on_alignment=["rates", "state_row"],
+)
 def linear_step(
     source, rows, low, state1, state2, state_row, rates, source_client, size, decay, beta1, beta2, eps,
     x, g, x_client, g_client, samples, K, N,
