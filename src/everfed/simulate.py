@@ -159,14 +159,21 @@ class Simulation:
         self.layout = Layout(self.module)
         self.flat = self.layout.flatten(self.module)
         optimizer = client_optimizer or Adam(1e-3)
-        setting = Setting(self.data.shares(), self.layout.size, self.device, optimizer, local_steps, int(rounds))
+        setting = Setting(
+            self.data.shares(), self.layout.size, self.device, optimizer, local_steps, int(rounds), self.flat
+        )
         self.aggregator = self.method.server.start(setting)
         self.server_optimizer = server_optimizer or ServerSGD()
+        if self.aggregator.starts and self.server_optimizer != ServerSGD():
+            raise InputError(
+                f"server_optimizer is {self.server_optimizer!r}, and this server rule sends clients models of its own, "
+                "which no server optimiser moves; leave it out, and set the rule's rate instead."
+            )
         self.server_state = self.server_optimizer.init(self.layout.size, self.device)
         task = Task(
             self.module, self.layout, device_data, loss, optimizer, local_steps, batch_size,
             keep_optimizer_state, rounds, int(seed), memory_budget, precision,
-            (*gradients, *self.aggregator.gradients), state_place,
+            (*gradients, *self.aggregator.gradients), state_place, self.aggregator.starts,
         )  # fmt: skip
         self.compression = compression or Whole()
         self.trainer = lookup(TRAINERS, trainer, "trainer")(task)

@@ -139,7 +139,7 @@ def show_preset(
 ) -> None:
     """Print a preset as TOML: a start for an experiment file of your own."""
     content = presets.content(name)
-    typer.echo(config.to_toml(config.from_dict(content)) if full else presets.texts()[name], nl=False)
+    typer.echo(config.to_file(config.from_dict(content)) if full else presets.texts()[name], nl=False)
 
 
 @presets_app.command("schema")

@@ -56,6 +56,8 @@ def _fast(task: Task) -> tuple[Trainer | None, str]:
         return None, "the kernels read samples that lie on the device, and these are loaded on demand"
     if _spills(task):
         return None, "the kernels keep the clients' optimiser state on the device, and it is to be kept on disk"
+    if task.starts is not None:
+        return None, "the kernels start all clients from one model, and this server rule starts each from its own"
     if task.gradients:
         names = ", ".join(type(rule).__name__.strip("_") for rule in task.gradients)
         return None, f"the kernels step right after the backward pass and leave no room for {names}"

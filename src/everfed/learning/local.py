@@ -17,6 +17,7 @@ from everfed.learning.optim import Optimizer
 from everfed.random import Purpose, philox
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Starts = Callable[[Ints], Tensor]  # [C, parameters]: where these clients' training starts
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,15 @@ class Task:
     precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
     gradients: tuple[GradientRule, ...] = ()  # what happens to gradients before the optimiser's step
     state_place: str = "device"  # or "disk": where the clients' optimiser state is kept
+    starts: Starts | None = None  # None: all participants start from the server's parameters
 
     @property
     def iterations(self) -> int:
         return self.rounds * self.local_steps
+
+    def start(self, params: Tensor, clients: Ints) -> Tensor:
+        """Where these clients start, [C, parameters]; params: the server's."""
+        return params.expand(len(clients), -1) if self.starts is None else self.starts(clients)
 
 
 class Trained(Protocol):
@@ -54,7 +60,7 @@ class Trained(Protocol):
 
     @property
     def deltas(self) -> Tensor:
-        """[C, parameters]: local parameters minus the server's."""
+        """[C, parameters]: local parameters minus those that the client started from."""
         ...
 
     def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
@@ -80,7 +86,7 @@ class PlainTrained:
 
 
 class Trainer(Protocol):
-    """Train participants from the server's parameters; `TRAINERS` lists the ways to do it.
+    """Train participants from `task.start`, mostly the server's parameters; `TRAINERS` lists the ways to do it.
 
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
