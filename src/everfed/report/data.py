@@ -15,6 +15,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
+from everfed.report.distinct import distinct
 from everfed.report.lines import Curve, Line, by_group, curve, evaluations, flatten, fleet_key, lines, spread
 from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
@@ -30,11 +31,12 @@ _BATTERIES = 8
 
 def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, Any]:
     """A JSON-able dict; numbers to five digits, and None for what is not a number."""
-    begun = [run for run in runs if run.rounds]
+    known = distinct(runs)
+    begun = [run for run in known.runs if run.rounds]
     if not begun:
         raise InputError("there is nothing to report: none of the runs has finished a round.")
     drawn = lines(begun)
-    order = [(run, i) for i, line in enumerate(drawn) for run in line.runs]
+    order = [(run, i) for i, line in enumerate(drawn) for run in (*line.runs, *line.unfinished)]
     fleets = _Fleets()
     edges = _edges(begun)
     unit, books = Unit.of(begun), accounts(begun)
@@ -44,7 +46,8 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
     return {
         "title": title or _title(begun),
         "headline": _headline(bodies),
-        "summary": _summary(runs, drawn),
+        "summary": _summary(known.runs, drawn),
+        "notes": [*known.notes, *_mixed(drawn)],
         "lines": bodies,
         "runs": [_run(run, i, fleets, unit) for run, i in order],
         "fleets": fleets.shown,
@@ -266,9 +269,26 @@ def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
     if set(states) == {"done"}:
         return f"{words}; all done."
     said = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    words += f"; not all are done: {said}. A run that is not done counts with its last evaluation."
+    words += f"; not all are done: {said}."
+    if any(run.state != "done" for line in drawn for run in line.runs):
+        words += " Where no run of a method is done, runs count with their last evaluation."
     empty = sum(not run.rounds for run in runs)
     return words + (f" {_count(empty, 'run')} without a finished round left out." if empty else "")
+
+
+def _mixed(drawn: Sequence[Line]) -> list[str]:
+    """What was not averaged with the rest of its line, and what was although it may differ."""
+    notes = []
+    for line in drawn:
+        if line.unfinished:
+            seeds = ", ".join(f"seed {run.experiment.seed} ({run.state})" for run in line.unfinished)
+            notes.append(f"{line.label}: not done, and left out of its averages: {seeds}.")
+        made_by = {run.environment.get("packages", {}).get("everfed") for run in line.runs} - {None}
+        if len(made_by) > 1:
+            notes.append(
+                f"{line.label}: its runs were made by different versions of everfed: {', '.join(sorted(made_by))}."
+            )
+    return notes
 
 
 def _count(n: int, what: str) -> str:
