@@ -37,6 +37,7 @@ from everfed.learning.rows import check_place
 from everfed.methods import METHODS, Method
 from everfed.random import Purpose, check_seed, derive
 from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
+from everfed.scheduling.silent import never_trained, warn_of_silent
 from everfed.server import ServerOptimizer, ServerSGD, Setting
 
 Model = nn.Module | Callable[[], nn.Module] | models.Model | str
@@ -184,6 +185,9 @@ class Simulation:
         self.rounds, self.done, self.seed = int(rounds), 0, int(seed)
         check_horizon(fleet, self.rounds, strict_horizon)
         self.schedule = Schedule(fleet, self.method.policy, int(seed))
+        waiting = "The server waits for them, so the model never moves." if self.aggregator.waits else ""
+        ahead = Schedule(fleet, self.method.policy, int(seed))
+        self.looked_ahead = warn_of_silent(ahead, self.rounds, self.seed, waiting)
 
     def __len__(self) -> int:
         return self.rounds
@@ -299,6 +303,12 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
     """
     run = Simulation(model, data, fleet, method, **settings)
     records = list(run)
+    if not run.looked_ahead:
+        silent = np.ones(len(fleet), np.bool_)
+        silent[np.concatenate([record.participants for record in records])] = False
+        if silent.any():
+            said = never_trained(fleet, run.method.policy, silent, run.rounds, run.seed)
+            warnings.warn(said, EverfedWarning, stacklevel=2)
     return History(records, run.params)
 
 

@@ -83,7 +83,10 @@ def make_report(
     Example: everfed report everfed-out/compare -o report.html
     """
     screen = Screen(False, quiet, no_color)
-    page = report.page(_open(screen, folders or [Path("everfed-out")]), output, title)
+    found = _open(screen, folders or [Path("everfed-out")])
+    page = report.page(found, output, title)
+    for note in report.notes(report.distinct(found), report.lines(found)):
+        screen.note(note)
     screen.out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", markup=False)
 
 

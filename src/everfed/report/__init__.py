@@ -2,8 +2,10 @@
 
 from everfed.report.distinct import Distinct, distinct
 from everfed.report.figure import figure
+from everfed.report.lines import lines
 from everfed.report.measures import with_measures
+from everfed.report.notes import notes, silence, silences
 from everfed.report.page import page
 from everfed.report.table import table
 
-__all__ = ["Distinct", "distinct", "figure", "page", "table", "with_measures"]
+__all__ = ["Distinct", "distinct", "figure", "lines", "notes", "page", "silence", "silences", "table", "with_measures"]

@@ -18,6 +18,7 @@ from everfed.learning.evaluate import Metrics
 from everfed.report.distinct import distinct
 from everfed.report.lines import Curve, Line, by_group, curve, evaluations, flatten, fleet_key, lines, spread
 from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
+from everfed.report.notes import notes
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
@@ -47,7 +48,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         "title": title or _title(begun),
         "headline": _headline(bodies),
         "summary": _summary(known.runs, drawn),
-        "notes": [*known.notes, *_mixed(drawn)],
+        "notes": notes(known, drawn),
         "lines": bodies,
         "runs": [_run(run, i, fleets, unit) for run, i in order],
         "fleets": fleets.shown,
@@ -274,21 +275,6 @@ def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
         words += " Where no run of a method is done, runs count with their last evaluation."
     empty = sum(not run.rounds for run in runs)
     return words + (f" {_count(empty, 'run')} without a finished round left out." if empty else "")
-
-
-def _mixed(drawn: Sequence[Line]) -> list[str]:
-    """What was not averaged with the rest of its line, and what was although it may differ."""
-    notes = []
-    for line in drawn:
-        if line.unfinished:
-            seeds = ", ".join(f"seed {run.experiment.seed} ({run.state})" for run in line.unfinished)
-            notes.append(f"{line.label}: not done, and left out of its averages: {seeds}.")
-        made_by = {run.environment.get("packages", {}).get("everfed") for run in line.runs} - {None}
-        if len(made_by) > 1:
-            notes.append(
-                f"{line.label}: its runs were made by different versions of everfed: {', '.join(sorted(made_by))}."
-            )
-    return notes
 
 
 def _count(n: int, what: str) -> str:

@@ -6,14 +6,12 @@ import base64
 import hashlib
 import html
 import json
-import warnings
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from everfed.errors import EverfedWarning
 from everfed.report.data import page_data
 from everfed.store.run import StoredRun
 
@@ -23,11 +21,8 @@ _SCRIPTS = ("dom.js", "axes.js", "linechart.js", "bars.js", "raster.js", "tables
 
 def page(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
     """Write the page and return its path."""
-    data = page_data(runs, title)
-    for note in data["notes"]:
-        warnings.warn(note, EverfedWarning, stacklevel=2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(data), encoding="utf-8")
+    path.write_text(render(page_data(runs, title)), encoding="utf-8")
     return path
 
 

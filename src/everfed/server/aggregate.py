@@ -68,6 +68,11 @@ class Aggregator:
         """Where each participant starts from; None: all of them from the server's parameters."""
         return None
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing moves before every client has taken part once."""
+        return False
+
     def explain(self) -> list[str]:
         """What the rule keeps and how much room that takes, one line each."""
         return []

@@ -210,6 +210,10 @@ class _Mifa(_Remembering):
             )
         self.wait = wait
 
+    @property
+    def waits(self) -> bool:
+        return self.wait
+
     def round(
         self, round: int, clients: Ints, scales: Floats, results: Iterable[Trained], skip: bool = False
     ) -> Outcome:
