@@ -284,8 +284,8 @@ def test_table_json_and_page_are_made_from_the_results_file_alone(variance, told
 
 def test_the_page_has_a_place_for_every_table(told):
     page = (SCRIPT.parents[1] / "docs" / "results" / "variance.md").read_text(encoding="utf-8")
-    every = [{"data": d, "split": s, "client": c, "method": "last-updates", "momentum": False, "seed": 0, "diverged": True}
-             for d, s, c in told.CASES]  # fmt: skip
+    lost = {"method": "last-updates", "momentum": False, "seed": 0, "diverged": True}
+    every = [{"data": d, "split": s, "client": c, **lost} for d, s, c in told.CASES]
     for name in told.blocks(every):
         assert page.count(f"<!-- table: {name} -->") == 1
     assert page.count("<!-- table: ") == page.count("<!-- end -->") == len(told.blocks(every))

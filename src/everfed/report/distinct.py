@@ -57,9 +57,14 @@ def distinct(runs: Sequence[StoredRun]) -> Distinct:
     return Distinct([runs[i] for i in order], [copies[i] for i in order], [i in contradicted for i in order], notes)
 
 
+def exactly(value: Any) -> str:
+    """A setting in full: equal texts, equal settings."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
 def _what_is_run(run: StoredRun) -> str:
     content = {key: value for key, value in to_dict(run.experiment).items() if key not in NOT_WHAT_IS_RUN}
-    return json.dumps(content, sort_keys=True)
+    return exactly(content)
 
 
 def _completeness(run: StoredRun) -> tuple[bool, int, int]:

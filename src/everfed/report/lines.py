@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from everfed.errors import InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.methods import METHODS
-from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct
+from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles
 from everfed.simulate import RoundRecord
 from everfed.store.run import StoredRun
@@ -67,7 +66,7 @@ def lines(runs: Sequence[StoredRun]) -> list[Line]:
     groups: dict[tuple[str, ...], list[StoredRun]] = {}
     for run, apart in zip(known.runs, known.contradicted, strict=True):
         # Values in full: labels are shortened, and two settings may look alike in them.
-        exact = _settings(run.experiment, keys, json.dumps)
+        exact = _settings(run.experiment, keys, exactly)
         groups.setdefault((run.experiment.method, str(run.path) if apart else "", *exact), []).append(run)
     looks = styles(method for method, *_ in groups)
     labels = _labels(list(groups), [members[0].experiment for members in groups.values()], keys)
@@ -95,7 +94,7 @@ def _labels(groups: Sequence[tuple[str, ...]], firsts: Sequence[Experiment], key
             out.append(" · ".join([*named, *_settings(first, keys, shown), *([f"in {folder}"] if folder else [])]))
         return out
 
-    short, full, longest = written(show), written(json.dumps), written(json.dumps, True)
+    short, full, longest = written(show), written(exactly), written(exactly, True)
     labels = [b if short.count(a) > 1 else a for a, b in zip(short, full, strict=True)]
     return [b if labels.count(a) > 1 else a for a, b in zip(labels, longest, strict=True)]
 

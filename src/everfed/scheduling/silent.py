@@ -16,7 +16,7 @@ from everfed.errors import EverfedWarning, some
 from everfed.scheduling.policies import Policy
 
 # Clients times rounds that are worth a look ahead; a run of more is judged when it has ended.
-_MOST_STEPS = 5_000_000
+_MOST_STEPS = 2_000_000
 
 _LATE = "their first energy comes when the run is over"
 _NOTHING = "they harvest nothing"
@@ -47,8 +47,9 @@ def warn_of_silent(schedule: Steps, rounds: int, seed: int, consequence: str = "
     Who trains depends on energy and chance alone, so the schedule is stepped until everybody has trained once.
     """
     silent = np.ones(len(schedule.fleet), np.bool_)
+    seen_ahead = min(schedule.policy.foresight, int(schedule.fleet.cycles().max()))  # by the policy itself
     for r in range(rounds):
-        if r * len(silent) > _MOST_STEPS:
+        if (r + seen_ahead) * len(silent) > _MOST_STEPS:
             return False
         silent &= ~schedule.step(r)[0]
         if not silent.any():
