@@ -32,9 +32,10 @@ from everfed.energy.profile import Profile
 from everfed.errors import InputError
 from everfed.scheduling import POLICIES, KnownArrivals, Schedule, Thrifty
 from everfed.scheduling.laws import are_independent
+from everfed.server import HTScaffold
 
 BATCHES = 20
-RULES = [None, ef.Sum(), ef.Truncated(3.0), ef.Normalized(), ef.FedAU(cutoff=9), ef.Echo(), ef.Scaffold()]
+RULES = [None, ef.Sum(), ef.Truncated(3.0), ef.Normalized(), ef.FedAU(cutoff=9), ef.Echo(), HTScaffold()]
 
 
 @dataclass(frozen=True)

@@ -310,8 +310,9 @@ the value of a prototype written apart from this code.
 {deviation} FedAU has cutoff 50; HT-VARP has full memory here, where the method `ht-varp` has half. The prototype has
 one row for greedy and for the unscaled windows; they differ a little at large steps.
 
-The schedules and the weights of FedAU and echo are the real ones; MIFA and HT-VARP are written out for scalars, and
-`tests/test_testbed.py` holds every row against the real simulator, round by round.
+The schedules and the weights of FedAU and echo are the real ones; last-updates and HT-VARP are written out for scalars,
+and `tests/test_testbed.py` holds every row against the real simulator, round by round. At a constant step, as here,
+MIFA as published is last-updates once every client has been heard.
 
 ## The step, and its square
 

@@ -14,7 +14,7 @@ from typing import Any
 import study_runs
 from study_runs import Line, by_name, markdown, percent, read_lines, write_json
 
-METHODS = ("algorithm1", "lattice", "fixed-phase", "ht-varp 0.5", "ht-varp 1", "mifa", "fedau")
+METHODS = ("algorithm1", "lattice", "fixed-phase", "ht-varp 0.5", "ht-varp 1", "last-updates", "fedau")
 REFERENCE = "fedavg"  # unlimited energy, run without server momentum only
 # Data, split, client: the most telling first.
 CASES = (

@@ -107,7 +107,7 @@ def test_run_explains_how_it_would_train_and_does_not(everfed, tmp_path):
 
 
 def test_run_explains_what_the_server_would_keep(everfed):
-    arguments = ("run", *SMALL, "--method", "mifa", "--explain")
+    arguments = ("run", *SMALL, "--method", "last-updates", "--explain")
     (kept,) = json.loads(everfed(*arguments, "--json").out)["server_keeps"]
     assert kept.startswith("the last update of every client that has taken part: up to ")
     assert "the server keeps" in everfed(*arguments).out

@@ -58,7 +58,9 @@ def test_float32_on_the_gpu_equals_the_cpu(trainer, method):
 
 
 SERVERS = {
-    **{name: {"method": name} for name in ("lattice", "ht-varp", "mifa", "fedau", "scaffold")},
+    **{
+        name: {"method": name} for name in ("lattice", "ht-varp", "last-updates", "mifa", "fedawe", "fedau", "scaffold")
+    },
     "mifa on disk": {"method": ef.Method(ef.UniformWindow(scaled=False), ef.Mifa(place="disk"), "MIFA")},
     "momentum": {"server_optimizer": ef.ServerMomentum()},
     "adam": {"server_optimizer": ef.ServerAdam()},

@@ -73,9 +73,17 @@ def test_single_phase_gives_the_same_model_and_sends_more():
     assert asked.ledger.summary()["models_sent"] == sum(len(r.participants) for r in records)
 
 
-def test_a_server_rule_that_needs_more_of_its_clients_is_refused():
-    experiment = replace(SMALL, server=ef.SERVER_RULES["scaffold"]())
-    with pytest.raises(InputError, match="not sent to devices"):
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("scaffold", "not sent to devices"),
+        ("ht-scaffold", "not sent to devices"),
+        ("fedawe", "from a model of its own.*such as echo"),
+    ],
+)
+def test_a_server_rule_that_needs_more_of_its_clients_is_refused(rule, words):
+    experiment = replace(SMALL, server=ef.SERVER_RULES[rule]())
+    with pytest.raises(InputError, match=words):
         remote_run(experiment, InProcessGrid([]))
 
 

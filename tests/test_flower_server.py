@@ -290,7 +290,7 @@ def test_the_strategy_sums_scaled_updates_without_normalising(tmp_path):
     assert again.protocol.ledger.summary()["done"] == sum(len(s.clients) for s in steps)
 
 
-def test_the_strategy_takes_every_rule_and_optimiser():
+def test_the_strategy_takes_rules_and_optimisers():
     fleet, shares = ef.Fleet.from_cycles([1, 1]), np.array([0.5, 0.5])
     grid = InProcessGrid(fleet_of(own_app(fleet, ef.Greedy()), 2))
     halved = EnergyStrategy(fleet, ef.Greedy(), shares, terms=QUICK, server_optimizer=ef.SERVER_OPTIMIZERS["sgd"](0.5))
@@ -301,6 +301,23 @@ def test_the_strategy_takes_every_rule_and_optimiser():
     assert start(mean, grid, 1) == pytest.approx([1.75, 1.75])
     with pytest.raises(InputError, match="one number for each"):
         EnergyStrategy(fleet, ef.Greedy(), np.array([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("scaffold", "changes the clients' gradients"),
+        ("ht-scaffold", "changes the clients' gradients"),
+        ("fedawe", "from a model of its own"),
+        ("mifa", r"learning rate, which is not known here.*last-updates"),
+    ],
+)
+def test_the_strategy_says_which_rules_it_cannot_serve(rule, words):
+    strategy = EnergyStrategy(
+        ef.Fleet.from_cycles([1, 1]), ef.Greedy(), np.array([0.5, 0.5]), server=ef.SERVER_RULES[rule]()
+    )
+    with pytest.raises(InputError, match=words):
+        strategy.begin(ArrayRecord({"w": Array(np.zeros(2, np.float32))}))
 
 
 @pytest.mark.parametrize("wrong", [{"query-s": 0}, {"scale-slack": 0.5}, {"max-norm": -1}, {"train-sec": 3}])

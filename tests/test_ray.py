@@ -31,7 +31,7 @@ from everfed.learning.optim import SGD, Adam
 from everfed.ray import OnCluster, connect, sharded, spread
 from everfed.ray.cluster import Cluster, ray
 from everfed.ray.state import apart, together
-from everfed.server import Scaffold, Varp
+from everfed.server import FedAWE, Scaffold, Varp
 
 needs_ray = pytest.mark.skipif(ray is None, reason="Ray is not installed; pip install 'everfed[ray]' brings it")
 
@@ -193,6 +193,9 @@ def test_bad_input_is_refused_in_words(two_nodes):
         pass
     scaffold = replace(SMALL, server=Scaffold())
     with pytest.raises(InputError, match="changes the clients' gradients"), sharded(scaffold, two_nodes, 2):
+        pass
+    fedawe = replace(SMALL, server=FedAWE())
+    with pytest.raises(InputError, match=r"a model of its own.*such as echo"), sharded(fedawe, two_nodes, 2):
         pass
     nowhere = sweep.Planned(SMALL, {}, Path("/nowhere/at/all"))
     with pytest.raises(ClusterError, match="storage that all nodes share"):

@@ -250,7 +250,15 @@ def test_unfinished_and_empty_runs_are_told(tmp_path):
     data = page_data([done, running, empty])
     assert "not all are done: 2 running, 1 done" in data["summary"]
     assert "1 run without a finished round left out" in data["summary"]
-    assert data["lines"][0]["loss"]["rounds"] == [4, 8]
+    # The one that is done makes the average; the other does not cut its curve.
+    assert data["lines"][0]["loss"]["rounds"] == [4, 8, 12, 16, 20, 24]
+    assert data["lines"][0]["final"]["accuracy"]["runs"] == 1
+    assert data["notes"] == ["Algorithm 1: not done, and left out of its averages: seed 1 (running)."]
+    assert [run["state"] for run in data["runs"]] == ["done", "running"]
+    alone = page_data([running])
+    assert "Where no run of a method is done, runs count with their last evaluation." in alone["summary"]
+    assert alone["lines"][0]["loss"]["rounds"] == [4, 8]
+    assert alone["notes"] == []
     with pytest.raises(InputError, match="none of the runs has finished a round"):
         page_data([empty])
 

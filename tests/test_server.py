@@ -16,14 +16,28 @@ from torch import nn
 
 import everfed as ef
 from everfed.learning.local import PlainTrained
-from everfed.server import Echo, FedAU, Mifa, Normalized, Scaffold, Setting, Sum, Truncated, Varp
+from everfed.server import (
+    Echo,
+    FedAU,
+    FedAWE,
+    FedVarp,
+    HTScaffold,
+    LastUpdates,
+    Mifa,
+    Normalized,
+    Scaffold,
+    Setting,
+    Sum,
+    Truncated,
+    Varp,
+)
 from everfed.server.vectors import Vectors
 from everfed.store.checkpoint import load_checkpoints, save_checkpoint
 
 CPU = torch.device("cpu")
 RULES = {name: row() for name, row in ef.SERVER_RULES.items()}
 OPTIMIZERS = {name: row() for name, row in ef.SERVER_OPTIMIZERS.items()}
-REMEMBER = [Mifa, Varp, Scaffold]
+REMEMBER = [LastUpdates, Mifa, FedVarp, Varp, Scaffold, HTScaffold]
 
 SHARES = np.array([0.1, 0.2, 0.3, 0.4])
 CYCLES = np.array([1.0, 2.0, 3.0, 6.0])
@@ -34,7 +48,7 @@ HISTORY = [[0, 1], [0], [], [0, 2], [1, 2], [0], [0, 3], [2], [], [0, 1, 3], [0,
 
 
 def start(rule, optimizer=None):
-    return rule.start(Setting(SHARES, SIZE, CPU, optimizer or ef.SGD(0.1), 2, ROUNDS))
+    return rule.start(Setting(SHARES, SIZE, CPU, optimizer or ef.SGD(0.1), 2, ROUNDS, torch.zeros(SIZE)))
 
 
 def results(clients, deltas, chunk):
@@ -150,11 +164,17 @@ class TestEveryRule:
         (lambda: FedAU(0), ("cutoff is 0", "at least 1 round")),
         (lambda: Varp(-0.1), ("memory is -0.1", "from 0 to 1")),
         (lambda: Varp(math.nan), ("memory is nan",)),
-        (lambda: Mifa("ram"), ("place is 'ram'", "'device' or on 'disk'")),
+        (lambda: Mifa(place="ram"), ("place is 'ram'", "'device' or on 'disk'")),
+        (lambda: LastUpdates("ram"), ("place is 'ram'",)),
+        (lambda: FedVarp("ram"), ("place is 'ram'",)),
+        (lambda: HTScaffold("ram"), ("place is 'ram'",)),
+        (lambda: FedAWE(0.0), ("rate is 0.0", "positive")),
+        (lambda: FedAWE(math.inf), ("rate is inf",)),
         (lambda: Varp(place="ram"), ("place is 'ram'",)),
         (lambda: Scaffold("ram"), ("place is 'ram'",)),
         (lambda: start(Scaffold(), ef.SGD(0.1, momentum=0.9)), ("SCAFFOLD needs", "plain SGD")),
         (lambda: start(Scaffold(), ef.Adam()), ("SCAFFOLD needs", "plain SGD")),
+        (lambda: start(HTScaffold(), ef.Adam()), ("SCAFFOLD needs", "plain SGD")),
     ],
 )
 def test_bad_rules_are_refused(make, message):
@@ -174,9 +194,15 @@ def test_bad_rules_are_refused(make, message):
         (Truncated(6.0), [0.1, 0.4, 2.4]),
         (FedAU(), [0.1, 0.2, 0.4]),  # nothing is known yet
         (Echo(), [0.3, 0.6, 1.2]),  # three rounds since the start
-        (Mifa(), [1 / 7, 2 / 7, 4 / 7]),
+        (FedAWE(), [0.3, 0.6, 1.2]),
+        (FedAWE(rate=0.5), [0.15, 0.3, 0.6]),
+        (LastUpdates(), [1 / 7, 2 / 7, 4 / 7]),
+        (Mifa(), [0.0, 0.0, 0.0]),  # it waits for client 2
+        (Mifa(wait=False), [0.1, 0.2, 0.4]),
+        (FedVarp(), [1 / 7, 2 / 7, 4 / 7]),
         (Varp(), [0.1, 0.4, 2.4]),
-        (Scaffold(), [0.1, 0.4, 2.4]),
+        (Scaffold(), [1 / 7, 2 / 7, 4 / 7]),
+        (HTScaffold(), [0.1, 0.4, 2.4]),
     ],
     ids=repr,
 )
@@ -269,7 +295,40 @@ def test_fedau_is_the_rule_as_written(cutoff, joins):
 # -- rules with memory, by hand --------------------------------------------------------------------
 
 
-def slow_mifa():
+# The local rates of a round, for 2 local steps of 12 rounds.
+DECAYING = ef.SGD(0.1, schedule=ef.Cosine(0.1))
+RATES = [sum(0.1 * DECAYING.schedule.factor(2 * r + k, 2 * ROUNDS) for k in range(2)) for r in range(ROUNDS)]
+
+
+def slow_mifa(wait):
+    """Gradients of everybody, at the rate of now; unseen ones are zero, or everybody waits for them."""
+    gradients = np.zeros((4, SIZE))
+    seen = set()
+    for r, who in enumerate(HISTORY):
+        for i in who:
+            gradients[i] = DELTAS[r, i].double().numpy() / RATES[r]
+        seen |= set(who)
+        moves = len(seen) == 4 or not wait
+        yield RATES[r] * SHARES @ gradients * moves, sum(SHARES[list(seen)]) * moves
+
+
+def slow_fedvarp():
+    """The participants' mean of what is new, on top of the mean of what was remembered."""
+    last = np.zeros((4, SIZE))
+    seen = set()
+    for r, who in enumerate(HISTORY):
+        update, weight = SHARES @ last, sum(SHARES[list(seen)])
+        for i in who:
+            part = SHARES[i] / SHARES[who].sum()
+            update = update + part * (DELTAS[r, i].double().numpy() - last[i])
+            weight += part * (i not in seen)
+        for i in who:
+            last[i] = DELTAS[r, i].double().numpy()
+        seen |= set(who)
+        yield update, weight
+
+
+def slow_last_updates():
     """(update, weight) of every round of HISTORY, as the rule is written."""
     last = {}
     for r, who in enumerate(HISTORY):
@@ -293,11 +352,17 @@ def slow_varp(memory):
 @pytest.mark.parametrize("place", ["device", "disk"])
 @pytest.mark.parametrize(
     ("rule", "slow"),
-    [(Mifa, slow_mifa), *((lambda place, m=m: Varp(m, place), lambda m=m: slow_varp(m)) for m in (0.0, 0.3, 1.0))],
-    ids=["mifa", "ht-varp 0", "ht-varp 0.3", "ht-varp 1"],
+    [
+        (lambda place: LastUpdates(place), slow_last_updates),
+        (lambda place: Mifa(True, place), lambda: slow_mifa(True)),
+        (lambda place: Mifa(False, place), lambda: slow_mifa(False)),
+        (lambda place: FedVarp(place), slow_fedvarp),
+        *((lambda place, m=m: Varp(m, place), lambda m=m: slow_varp(m)) for m in (0.0, 0.3, 1.0)),
+    ],
+    ids=["last-updates", "mifa", "mifa without waiting", "fedvarp", "ht-varp 0", "ht-varp 0.3", "ht-varp 1"],
 )
 def test_memory_is_the_rule_as_written(rule, slow, place):
-    for outcome, (update, weight) in zip(replay(start(rule(place=place))), slow(), strict=True):
+    for outcome, (update, weight) in zip(replay(start(rule(place=place), DECAYING)), slow(), strict=True):
         np.testing.assert_allclose(outcome.update.numpy(), update, rtol=1e-4, atol=1e-5)
         assert outcome.weight == pytest.approx(weight)
 
@@ -306,8 +371,8 @@ def ones(value):
     return torch.full((4, SIZE), float(value))
 
 
-def test_mifa_in_numbers():
-    server = start(Mifa())
+def test_last_updates_in_numbers():
+    server = start(LastUpdates())
     assert play(server, 0, [1], deltas=ones(2.0)).update[0].item() == pytest.approx(2.0)  # it stands for all
     assert play(server, 1, [3], deltas=ones(5.0)).update[0].item() == pytest.approx((0.2 * 2 + 0.4 * 5) / 0.6)
     assert play(server, 2, []).update[0].item() == pytest.approx((0.2 * 2 + 0.4 * 5) / 0.6)
@@ -395,12 +460,13 @@ def test_ht_varp_without_memory_is_algorithm_1_bit_for_bit():
         assert torch.equal(weight_of(varp), weight_of(plain))
 
 
-def test_scaffold_with_one_local_step_and_everybody_is_fedavg():
+@pytest.mark.parametrize("scaffold", [Scaffold(), HTScaffold()], ids=repr)
+def test_scaffold_with_one_local_step_and_everybody_is_fedavg(scaffold):
     # sum p_i (c - c_i) = 0, so that corrections cancel; with more steps each client bends them its own way.
-    one, fedavg = (simulation(rule, ef.Always(), local_steps=1) for rule in (Scaffold(), Sum()))
+    one, fedavg = (simulation(rule, ef.Always(), local_steps=1) for rule in (scaffold, Sum()))
     for _ in zip(one, fedavg, strict=True):
         torch.testing.assert_close(weight_of(one), weight_of(fedavg), rtol=1e-5, atol=1e-6)
-    more, plain = (simulation(rule, ef.Always(), local_steps=5) for rule in (Scaffold(), Sum()))
+    more, plain = (simulation(rule, ef.Always(), local_steps=5) for rule in (scaffold, Sum()))
     list(more), list(plain)
     assert (weight_of(more) - weight_of(plain)).norm() > 1e-2
 
@@ -418,9 +484,10 @@ def test_scaffold_goes_where_the_gradient_of_all_is_zero_and_fedavg_does_not():
 
 @pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
 @pytest.mark.parametrize("schedule", [ef.Constant(), ef.Cosine(0.1)], ids=repr)
-def test_scaffold_remembers_mean_gradients_and_their_mean(trainer, schedule):
+@pytest.mark.parametrize("rule", [Scaffold(), HTScaffold()], ids=repr)
+def test_scaffold_remembers_mean_gradients_and_their_mean(rule, trainer, schedule):
     optimizer = ef.SGD(0.1, schedule=schedule)
-    run = simulation(Scaffold(), client_optimizer=optimizer, trainer=trainer)
+    run = simulation(rule, client_optimizer=optimizer, trainer=trainer)
     own, weight = torch.zeros(4, 2), weight_of(run)
     shares = torch.tensor(SHARES, dtype=torch.float32)
     for record in run:
@@ -431,7 +498,9 @@ def test_scaffold_remembers_mean_gradients_and_their_mean(trainer, schedule):
             for rate in rates:
                 g = gradient(w, i)
                 w, seen = w - rate * (g - own[i] + mean), seen + rate * g
-            step = step + SHARES[i] * scale * (w - weight)
+            # As published: the mean over participants, weighed by shares. Ours: Algorithm 1's sum.
+            part = SHARES[i] * scale if rule.heeds_scales else SHARES[i] / SHARES[record.participants].sum()
+            step = step + part * (w - weight)
             own[i] = seen / sum(rates)
         torch.testing.assert_close(weight_of(run), weight + step, rtol=1e-4, atol=1e-5)
         weight = weight_of(run)
@@ -460,7 +529,7 @@ def test_skipping_goes_on_as_if_the_client_had_never_come(value, trainer):
         assert record.train_loss == pytest.approx(clean.train_loss)
         dropped.append(record.dropped)
     assert [d for d in dropped if d] == [(2,)] * 4
-    if isinstance(value, Scaffold):
+    if isinstance(value, Scaffold | HTScaffold):
         own = sick.aggregator.own.read(np.arange(4))
         assert torch.equal(own[2], torch.zeros(2))
         torch.testing.assert_close(sick.aggregator.mean, torch.tensor(SHARES, dtype=torch.float32) @ own)
@@ -487,7 +556,7 @@ def test_the_disk_remembers_what_the_device_does_bit_for_bit(rule):
     assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), states[0].values(), strict=True))
 
 
-@pytest.mark.parametrize("method", ["mifa", "ht-varp"])
+@pytest.mark.parametrize("method", ["last-updates", "mifa", "ht-varp"])
 def test_what_the_kernels_train_is_remembered_alike(method):
     pytest.importorskip("triton", reason="Triton is not installed here")
     rng = np.random.default_rng(0)
@@ -525,7 +594,9 @@ def resumes(tmp_path, at, **setting):
 @pytest.mark.parametrize("at", [0, 5])
 @over(RULES)
 def test_a_run_under_every_rule_resumes_bit_for_bit(value, at, tmp_path):
-    resumes(tmp_path, at, rule=value, server_optimizer=ef.ServerMomentum())
+    # Clients that are sent models of their own leave a server optimiser nothing to do.
+    momentum = {} if isinstance(value, FedAWE) else {"server_optimizer": ef.ServerMomentum()}
+    resumes(tmp_path, at, rule=value, **momentum)
 
 
 @over(OPTIMIZERS)

@@ -54,7 +54,7 @@ def distance(one, other):
 
 
 # They divide by the shares, take back what they have added, or correct the local steps: not bit for bit.
-ROUNDED = ["greedy-normalized", "ht-varp", "mifa", "scaffold"]
+ROUNDED = ["greedy-normalized", "fedvarp", "ht-varp", "last-updates", "mifa", "scaffold", "ht-scaffold"]
 
 
 @pytest.mark.parametrize("method", [m for m in ef.METHODS if m not in ROUNDED])
@@ -197,7 +197,8 @@ WEIGHTS = {
     "known-arrivals": scaled,
     "lattice": scaled,
     "fixed-phase": scaled,
-    "scaffold": scaled,
+    "scaffold": normalized,
+    "ht-scaffold": scaled,
     "truncated": scaled,  # no cycle is longer than the limit
 }
 # Who trains in round r, where chance has no say.
@@ -225,15 +226,24 @@ class ByHand:
         self.rounds = {i: [-1] for i in range(4)}  # in which each took part; -1: its start
         self.last = {}  # each client's last update
         self.gradients = torch.zeros(4, 2)  # each client's mean gradient of its last round
+        self.models = {}  # the model that each client was sent last
+        self.start = None  # and the one before
 
     def step(self, weight, who, round):
         """(what is added to the weights, the sum of its coefficients, the losses)."""
         correction = torch.zeros(4, 2)
-        if self.method == "scaffold":
+        if self.method in ("scaffold", "ht-scaffold"):
             correction = torch.tensor(HAND_SHARES, dtype=torch.float32) @ self.gradients - self.gradients
-        trained = {i: local_steps(weight, i, correction[i]) for i in who.tolist()}
+        own = self.method == "fedawe"  # each starts from the model it was sent last
+        trained = {
+            i: local_steps(self.models.get(i, self.first(weight)) if own else weight, i, correction[i])
+            for i in who.tolist()
+        }
         deltas = {i: delta for i, (delta, _) in trained.items()}
         parts = list(self.parts(who, round, deltas))
+        if own and deltas:
+            sent = self.fedawe(round, deltas)
+            self.models |= dict.fromkeys(deltas, sent)
         for i, delta in deltas.items():
             self.rounds[i].append(round)
             self.last[i] = delta
@@ -241,12 +251,31 @@ class ByHand:
         added = sum((float(c) * delta for c, delta in parts), torch.zeros(2))
         return added, sum(float(c) for c, _ in parts), [loss.item() for _, loss in trained.values()]
 
+    def first(self, weight):
+        self.start = weight if self.start is None else self.start
+        return self.start
+
+    def fedawe(self, round, deltas):
+        """What the participants are sent: the mean of their models, with every missed round echoed."""
+        ends = [
+            self.models.get(i, self.start) + float(4 * HAND_SHARES[i] * (round - self.rounds[i][-1])) * delta
+            for i, delta in deltas.items()
+        ]
+        return torch.stack(ends).mean(dim=0)
+
     def parts(self, who, round, deltas):
         """Coefficients and the updates they multiply."""
         shares, cycles = HAND_SHARES[who], HAND_CYCLES[who]
-        if self.method == "mifa":
+        if self.method == "mifa":  # at a constant rate; it waits for all
+            known = self.last | deltas
+            return [(HAND_SHARES[i], y) for i, y in known.items()] if len(known) == 4 else []
+        if self.method == "last-updates":
             known = self.last | deltas
             return [(HAND_SHARES[i] / sum(HAND_SHARES[j] for j in known), y) for i, y in known.items()]
+        if self.method == "fedvarp":
+            old = [(HAND_SHARES[i], y) for i, y in self.last.items()]
+            back = [(-HAND_SHARES[i] / shares.sum(), self.last[i]) for i in deltas if i in self.last]
+            return [*old, *back, *zip(shares / shares.sum(), deltas.values(), strict=True)]
         if self.method == "ht-varp":
             old = [(0.5 * HAND_SHARES[i], y) for i, y in self.last.items()]
             back = [(-0.5 * HAND_SHARES[i] * HAND_CYCLES[i], self.last[i]) for i in deltas if i in self.last]
@@ -256,7 +285,7 @@ class ByHand:
         elif self.method == "fedau":
             means = [np.mean(np.diff(self.rounds[i])) if len(self.rounds[i]) > 1 else 1.0 for i in deltas]
             coefficients = shares * means
-        elif self.method == "echo":
+        elif self.method in ("echo", "fedawe"):
             coefficients = shares * [round - self.rounds[i][-1] for i in deltas]
         else:
             coefficients = WEIGHTS[self.method](shares, cycles)
@@ -332,7 +361,7 @@ def test_a_run_in_which_nobody_ever_trains_ends_where_it_began():
 # 20 rounds of ten clients of each cycle: a participant each time a window of E rounds has passed.
 PARTICIPATIONS = {
     "algorithm1": 270, "algorithm1-unscaled": 270, "greedy": 270, "greedy-normalized": 270, "greedy-scaled": 270,
-    "lattice": 270, "fixed-phase": 270, "mifa": 270, "wait-for-all": 40, "fedavg": 800,
+    "lattice": 270, "fixed-phase": 270, "mifa": 270, "fedawe": 270, "wait-for-all": 40, "fedavg": 800,
 }  # fmt: skip
 
 
@@ -555,6 +584,7 @@ def test_params_are_a_copy_on_the_cpu(digits, fleet):
         ("greedy", (1 / 5 + 2 / 10 + 3 / 20) / (1 + 1 / 5 + 1 / 10 + 1 / 20), 0.01),  # weighed by 1/E: 0.4074
         ("greedy-normalized", (1.5 + 1.0 + 0.5 + 0.5) / 20, 0.01),  # means over who is there, over 20 rounds
         ("mifa", 1.5, 0.001),  # nothing is left to chance once everybody has been seen
+        ("fedawe", 1.5, 0.08),
         ("fedau", 1.5, 0.08),
     ],
 )

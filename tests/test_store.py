@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import everfed as ef
+from everfed import config
 from everfed.errors import DivergenceError, EverfedWarning, InputError
 from everfed.experiment import CycleFleet, Experiment
 from everfed.store import StoreError, open_run, stored_rounds
@@ -349,3 +350,37 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
         next(stored_rounds(SMALL, tmp_path / "file" / "run"))
+
+
+# -- folders of earlier versions -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "published"),
+    [("mifa", ef.LastUpdates(), ef.Mifa()), ("scaffold", ef.HTScaffold(place="disk"), ef.Scaffold(place="disk"))],
+)
+def test_a_rule_that_had_another_name_is_read_resumed_and_never_mistaken(was, now, published, tmp_path):
+    experiment = replace(SMALL, server=now, client=ef.SGD(0.1), rounds=8)
+    whole = run(experiment, tmp_path / "whole")
+    run(experiment, tmp_path / "old", stop=stop_after(3))
+    file = tmp_path / "old" / "experiment.toml"
+    first, rest = file.read_text().split("\n", 1)
+    assert first == "format = 2"
+    file.write_text(rest.replace(f'kind = "{config.to_dict(now)["kind"]}"', f'kind = "{was}"'))
+    assert f'kind = "{was}"' in file.read_text()
+    assert open_run(tmp_path / "old").experiment == experiment
+    with pytest.raises(InputError, match=rf"server.kind was '[a-z-]+', now '{was}'"):
+        run(replace(experiment, server=published), tmp_path / "old")
+    assert_same(run(experiment, tmp_path / "old"), whole)
+    # Run again from its file, it is still what it was; a hand-written file means the published rule.
+    assert config.from_dict(config.read(file)) == experiment
+    by_hand = tmp_path / "mine.toml"
+    by_hand.write_text(f'server = {{ kind = "{was}", place = "{published.place}" }}\n')
+    assert config.from_dict(config.read(by_hand)).server == published
+    by_hand.write_text(config.to_file(replace(experiment, server=published)))
+    assert config.from_dict(config.read(by_hand)).server == published
+
+
+def test_a_file_of_a_later_version_is_refused(tmp_path):
+    with pytest.raises(InputError, match="format is 3, and this version of everfed reads formats up to 2"):
+        config.from_dict({"format": 3})

@@ -156,7 +156,7 @@ class TestTheAuditOfServerRules:
         assert found.verdict.startswith("biased")
 
     def test_memory_is_not_judged_by_single_weights(self):
-        found = self.report(ef.UniformWindow(scaled=False), ef.Mifa())
+        found = self.report(ef.UniformWindow(scaled=False), ef.LastUpdates())
         assert "last update" in found.verdict
         assert self.report(ef.UniformWindow(), ef.Varp()).verdict.startswith("unbiased")
 

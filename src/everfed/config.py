@@ -19,6 +19,11 @@ from everfed.errors import InputError, lookup, unknown
 from everfed.experiment import TABLES, Experiment, choices, kind_of
 from everfed.methods import METHODS
 
+# Of files that are written out. The first format had no such key, and other rules under two of today's names.
+FORMAT = 2
+_RENAMED = {"mifa": "last-updates", "scaffold": "ht-scaffold"}
+_WRITTEN_OUT = {"data", "split", "fleet", "policy", "model", "client", "rounds", "local_steps", "batch_size", "seed"}
+
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -40,6 +45,11 @@ def _plain(part: Any) -> Any:
 def from_dict(raw: Mapping[str, Any]) -> Experiment:
     """An experiment from plain data; `method = "greedy"` stands for its policy and server rule."""
     values = dict(raw)
+    written = values.pop("format", FORMAT)
+    if written not in range(1, FORMAT + 1):
+        raise InputError(
+            f"format is {_show(written)}, and this version of everfed reads formats up to {FORMAT}; use a newer one."
+        )
     if "method" in values:
         clash = [key for key in ("policy", "server") if key in values]
         if clash:
@@ -114,11 +124,19 @@ def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """The raw content of an experiment file."""
     try:
-        return parse(path.read_text(), str(path))
+        return _in_todays_words(parse(path.read_text(), str(path)))
     except FileNotFoundError:
         raise InputError(f"there is no experiment file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the experiment file '{path}' cannot be read: {error}.") from None
+
+
+def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
+    """What a run of an earlier version wrote down, with its server rule under the name it has now."""
+    server = raw.get("server")
+    if "format" in raw or not raw.keys() >= _WRITTEN_OUT or not isinstance(server, dict) or "place" not in server:
+        return raw
+    return {**raw, "server": {**server, "kind": _RENAMED.get(server.get("kind", ""), server.get("kind"))}}
 
 
 def change(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -186,6 +204,11 @@ def to_toml(experiment: Experiment) -> str:
     return "\n".join(lines) + "\n"
 
 
+def to_file(experiment: Experiment) -> str:
+    """The same, with the format it is written in: for files that outlive a version."""
+    return f"format = {FORMAT}\n{to_toml(experiment)}"
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
@@ -212,6 +235,7 @@ def schema() -> dict[str, Any]:
     """A JSON Schema of experiment files, for editors."""
     body = _object_schema(Experiment)
     body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
+    body["properties"]["format"] = {"type": "integer", "description": "Of a file that everfed wrote."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "everfed experiment", **body}
 
 

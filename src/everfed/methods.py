@@ -8,7 +8,21 @@ from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted
-from everfed.server import Echo, FedAU, Mifa, Normalized, Scaffold, ServerRule, Sum, Truncated, Varp
+from everfed.server import (
+    Echo,
+    FedAU,
+    FedAWE,
+    FedVarp,
+    HTScaffold,
+    LastUpdates,
+    Mifa,
+    Normalized,
+    Scaffold,
+    ServerRule,
+    Sum,
+    Truncated,
+    Varp,
+)
 
 
 @dataclass(frozen=True)
@@ -55,14 +69,33 @@ METHODS: dict[str, Method] = {
     "ht-varp": Method(
         UniformWindow(), Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"
     ),
-    "mifa": Method(UniformWindow(scaled=False), Mifa(), "MIFA", "everybody's last update in every round"),
+    "fedvarp": Method(
+        UniformWindow(scaled=False),
+        FedVarp(),
+        "FedVARP",
+        "as published: the participants' mean, corrected by last updates",
+    ),
+    "last-updates": Method(
+        UniformWindow(scaled=False), LastUpdates(), "last updates", "everybody's last update in every round"
+    ),
+    "mifa": Method(
+        UniformWindow(scaled=False), Mifa(), "MIFA", "as published: everybody's last gradients, at the current rate"
+    ),
     "fedau": Method(
         UniformWindow(scaled=False), FedAU(), "FedAU", "random timing, weighed by the server from who took part when"
     ),
     "echo": Method(
-        UniformWindow(scaled=False), Echo(), "echo (FedAWE)", "random timing, weighed by the rounds since the last time"
+        UniformWindow(scaled=False), Echo(), "echo", "random timing, weighed by the rounds since the last time"
     ),
-    "scaffold": Method(UniformWindow(), Scaffold(), "SCAFFOLD", "Algorithm 1, with corrected local steps (SGD only)"),
+    "fedawe": Method(
+        UniformWindow(scaled=False), FedAWE(), "FedAWE", "as published: as echo, each client from its own last model"
+    ),
+    "scaffold": Method(
+        UniformWindow(scaled=False), Scaffold(), "SCAFFOLD", "as published: corrected local steps, averaged (SGD only)"
+    ),
+    "ht-scaffold": Method(
+        UniformWindow(), HTScaffold(), "HT-SCAFFOLD", "Algorithm 1, with SCAFFOLD's corrected local steps (SGD only)"
+    ),
     "truncated": Method(
         UniformWindow(), Truncated(), "Algorithm 1, truncated", "scales cut to a limit: less variance, known bias"
     ),

@@ -37,6 +37,7 @@ from everfed.learning.rows import check_place
 from everfed.methods import METHODS, Method
 from everfed.random import Purpose, check_seed, derive
 from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
+from everfed.scheduling.silent import never_trained, warn_of_silent
 from everfed.server import ServerOptimizer, ServerSGD, Setting
 
 Model = nn.Module | Callable[[], nn.Module] | models.Model | str
@@ -160,14 +161,21 @@ class Simulation:
         self.layout = Layout(self.module)
         self.flat = self.layout.flatten(self.module)
         optimizer = client_optimizer or Adam(1e-3)
-        setting = Setting(self.data.shares(), self.layout.size, self.device, optimizer, local_steps, int(rounds))
+        setting = Setting(
+            self.data.shares(), self.layout.size, self.device, optimizer, local_steps, int(rounds), self.flat
+        )
         self.aggregator = self.method.server.start(setting)
         self.server_optimizer = server_optimizer or ServerSGD()
+        if self.aggregator.starts and self.server_optimizer != ServerSGD():
+            raise InputError(
+                f"server_optimizer is {self.server_optimizer!r}, and this server rule sends clients models of its own, "
+                "which no server optimiser moves; leave it out, and set the rule's rate instead."
+            )
         self.server_state = self.server_optimizer.init(self.layout.size, self.device)
         task = Task(
             self.module, self.layout, device_data, loss, optimizer, local_steps, batch_size,
             keep_optimizer_state, rounds, int(seed), memory_budget, precision,
-            (*gradients, *self.aggregator.gradients), state_place,
+            (*gradients, *self.aggregator.gradients), state_place, starts=self.aggregator.starts,
         )  # fmt: skip
         self.compression = compression or Whole()
         self.trainer = choose.trainer(trainer, task, check_trainer)
@@ -178,6 +186,9 @@ class Simulation:
         self.rounds, self.done, self.seed = int(rounds), 0, int(seed)
         check_horizon(fleet, self.rounds, strict_horizon)
         self.schedule = Schedule(fleet, self.method.policy, int(seed))
+        waiting = "The server waits for them, so the model never moves." if self.aggregator.waits else ""
+        ahead = Schedule(fleet, self.method.policy, int(seed))
+        self.looked_ahead = warn_of_silent(ahead, self.rounds, self.seed, waiting)
 
     def __len__(self) -> int:
         return self.rounds
@@ -294,6 +305,12 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
     """
     run = Simulation(model, data, fleet, method, **settings)
     records = list(run)
+    if not run.looked_ahead:
+        silent = np.ones(len(fleet), np.bool_)
+        silent[np.concatenate([record.participants for record in records])] = False
+        if silent.any():
+            said = never_trained(fleet, run.method.policy, silent, run.rounds, run.seed)
+            warnings.warn(said, EverfedWarning, stacklevel=2)
     return History(records, run.params)
 
 

@@ -23,14 +23,14 @@ from everfed.auditing.judge import Judgement
 from everfed.auditing.limit import Limit, limit
 from everfed.auditing.tally import Tally
 from everfed.auditing.variance import Variance, as_vectors, variance
-from everfed.auditing.words import REMEMBERED, distance, verdict
+from everfed.auditing.words import CORRECTED, REMEMBERED, distance, verdict
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError
 from everfed.random import check_seed
 from everfed.scheduling.laws import are_independent
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.policies import Policy
-from everfed.server import ServerRule
+from everfed.server import Scaffold, ServerRule
 
 # Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
 _ROWS = 1 << 20
@@ -107,10 +107,9 @@ def audit(
         "seeds": len(numbers),
         "limit": limit(fleet, p, rounds, vectors, some) if policy.obeys_energy else None,
     }
-    if remembers and not policy.unbiased:
-        return Audit(
-            **vars(_without_weights(found)), **shared, exact=_without_weights(exact.figures), verdict=REMEMBERED
-        )
+    reason = _why_not_by_weights(policy, server)
+    if reason:
+        return Audit(**vars(_without_weights(found)), **shared, exact=_without_weights(exact.figures), verdict=reason)
     overall = judge.over_the_run(tally, exact.figures.mean_weight)
     independent = are_independent(policy) and (rule is None or not rule.normalizes)
     single = judge.in_every_round(tally, exact, independent)
@@ -126,6 +125,15 @@ def audit(
         verdict=verdict(tally, exact.figures, found, overall, single),
         variance=None if remembers else spread,
     )
+
+
+def _why_not_by_weights(policy: Policy, server: ServerRule | None) -> str | None:
+    """A sentence, if what participants are multiplied by does not say how much each client counts."""
+    if type(server) is Scaffold:
+        return CORRECTED
+    if server is not None and server.remembers and not (server.heeds_scales and policy.unbiased):
+        return REMEMBERED
+    return None
 
 
 def _without_weights(figures: Figures) -> Figures:

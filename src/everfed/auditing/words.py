@@ -21,6 +21,11 @@ REMEMBERED = (
     "counts by its data from its first participation on, with updates up to a gap old."
 )
 
+CORRECTED = (
+    "no judgement by weights: clients correct their local steps by what the server knows of the others' gradients, so "
+    "that averaging over those who take part favours nobody once the corrections have settled."
+)
+
 
 def verdict(tally: Tally, exact: Figures, found: Figures, overall: Judgement, rounds: Judgement) -> str:
     """Is each client heard in proportion to its data, over the run and in every round, and is the energy there?"""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from everfed import config
+from everfed import config, report
 from everfed.cli import options as o
 from everfed.cli.engine import maker
 from everfed.cli.screen import Screen, Stop, watched
@@ -96,6 +96,9 @@ def run(
     if done == 0:
         screen.note(f"this run was done already, in {folder}; --out another folder, or delete it, to run it again.")
     seconds = time.perf_counter() - began
+    silent = report.silence(stored)
+    if silent:
+        screen.note(silent)
     if json:
         screen.json(_result(stored, seconds))
     else:
@@ -134,6 +137,7 @@ def _result(run: StoredRun, seconds: float) -> dict[str, Any]:
         "method": run.experiment.method,
         "final": run.final.to_dict() if run.final else None,
         "participations": run.participations,
+        "never_trained": report.silence(run),
         "energy": run.energy.to_dict(),
         "rounds": [record.to_dict() for record in run.rounds],
         "seconds": seconds,

@@ -29,9 +29,13 @@ def runs(
     Example: everfed runs everfed-out/compare
     """
     screen = Screen(json, quiet, no_color)
-    found = _open(folders or [Path("everfed-out")], none_is_fine=True)
+    known = report.distinct(_open(screen, folders or [Path("everfed-out")], none_is_fine=True))
+    found = known.runs
+    for note in known.notes:
+        screen.note(note)
     if json:
-        screen.json([_headline(run) for run in found])
+        copies = [[str(path) for path in paths] for paths in known.copies]
+        screen.json([{**_headline(run), "copies": also} for run, also in zip(found, copies, strict=True)])
         return
     out = Table(title=f"{len(found)} run{'s' * (len(found) != 1)}", title_justify="left")
     for column in ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent"):
@@ -79,7 +83,10 @@ def make_report(
     Example: everfed report everfed-out/compare -o report.html
     """
     screen = Screen(False, quiet, no_color)
-    page = report.page(_open(folders or [Path("everfed-out")]), output, title)
+    found = _open(screen, folders or [Path("everfed-out")])
+    page = report.page(found, output, title)
+    for note in report.notes(report.distinct(found), report.lines(found)):
+        screen.note(note)
     screen.out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", markup=False)
 
 
@@ -96,18 +103,23 @@ def make_figure(
     Example: everfed figure everfed-out/compare -o figure.pdf
     """
     screen = Screen(False, quiet, no_color)
-    screen.out.print(str(report.figure(_open(folders or [Path("everfed-out")]), output, title)), markup=False)
+    screen.out.print(str(report.figure(_open(screen, folders or [Path("everfed-out")]), output, title)), markup=False)
 
 
-def _open(folders: list[Path], none_is_fine: bool = False) -> list[StoredRun]:
-    found: list[Path] = []
+def _open(screen: Screen, folders: list[Path], none_is_fine: bool = False) -> list[StoredRun]:
+    found: dict[Path, Path] = {}  # by where it really lies: links and detours lead to the same folder
     for folder in folders:
         if not folder.exists() and not none_is_fine:
             raise InputError(f"there is no folder '{folder}'.")
-        found += [path for path in find_runs(folder) if path not in found]
+        again = 0
+        for path in find_runs(folder):
+            again += path.resolve() in found
+            found.setdefault(path.resolve(), path)
+        if again:
+            screen.note(f"'{folder}' leads to {again} run{'s' * (again > 1)} named before; counted once.")
     if not found and not none_is_fine:
         raise InputError(f"there are no runs below {', '.join(map(str, folders))}; make some with everfed run.")
-    return [open_run(path) for path in found]
+    return [open_run(path) for path in found.values()]
 
 
 def _percent(value: float | None) -> str:
@@ -139,7 +151,7 @@ def show_preset(
 ) -> None:
     """Print a preset as TOML: a start for an experiment file of your own."""
     content = presets.content(name)
-    typer.echo(config.to_toml(config.from_dict(content)) if full else presets.texts()[name], nl=False)
+    typer.echo(config.to_file(config.from_dict(content)) if full else presets.texts()[name], nl=False)
 
 
 @presets_app.command("schema")

@@ -120,6 +120,8 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     """The summary, the page and the picture of a finished sweep."""
     labelled = [(run.label, result) for run, result in zip(runs, stored, strict=True)]
     summary = report.with_measures(sweep.summarize(labelled), labelled)
+    by_label = {label: [run for name, run in labelled if name == label] for label, _ in labelled}
+    notes = report.silences(by_label.items())
     finished = [run for run in stored if run.final]
     failed = [run for run in stored if run.state != "done"]
     page = picture = None
@@ -127,6 +129,7 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
         page = report.page(finished, out / "report.html")
         picture = report.figure(finished, out / "figure.png")  # a summary has accuracies, so there is one to draw
     result = {"methods": summary, "seconds": time.perf_counter() - began, "report": str(page) if page else None}
+    result["notes"] = notes
     content = {**result, "figure": str(picture) if picture else None, "experiment": config.to_dict(runs[0].experiment)}
     write_atomically(out / "summary.json", json_module.dumps(content, indent=1) + "\n")
     if screen.as_json:
@@ -135,6 +138,8 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
         titles = {run.label: run.experiment.title for run in runs}
         screen.out.print(report.table(summary, titles, finished))
         screen.out.print(f"{result['seconds']:.0f} s; report: {page}; picture: {picture}", markup=False)
+    for note in notes:
+        screen.note(note)
     if failed:
         screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.", markup=False)
         raise typer.Exit(1)

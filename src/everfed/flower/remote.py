@@ -110,6 +110,11 @@ def remote_run(
             "this server rule changes the clients' gradients with what the server keeps, which is not sent to "
             "devices; choose another, such as sum or ht-varp."
         )
+    if run.aggregator.starts:
+        raise InputError(
+            "this server rule starts each client from a model of its own, and over the network all are sent the same; "
+            "choose another, such as echo, or simulate it with '--engine local'."
+        )
     protocol = Protocol(
         experiment.make_fleet(), experiment.policy, run.data.shares(), experiment.seed,
         terms=terms, roster=roster, folder=folder,

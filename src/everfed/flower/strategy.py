@@ -28,7 +28,6 @@ from everfed.flower.post import exchange
 from everfed.flower.protocol import Collected, Opened, Protocol, Shapes
 from everfed.flower.terms import Terms
 from everfed.learning.local import PlainTrained
-from everfed.learning.optim import SGD
 from everfed.scheduling.policies import Policy
 from everfed.server import ServerOptimizer, ServerRule, ServerSGD, Setting, Sum
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, save_checkpoint
@@ -72,10 +71,13 @@ class EnergyStrategy(Strategy):
         """Take a model as the start."""
         self.shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         self.flat = self._flatten(arrays)
-        setting = Setting(self.shares, len(self.flat), torch.device("cpu"), SGD(1.0), 1, rounds)
+        start = torch.from_numpy(self.flat)
+        setting = Setting(self.shares, len(self.flat), start.device, None, 1, rounds, start)
         self.aggregator = self.server.start(setting)
         if self.aggregator.gradients:
             raise InputError("this server rule changes the clients' gradients, which is not sent to devices.")
+        if self.aggregator.starts:
+            raise InputError("this server rule starts each client from a model of its own, and all are sent the same.")
         self.state = self.optimizer.init(len(self.flat), torch.device("cpu"))
 
     def configure_train(

@@ -86,7 +86,8 @@ class Batched:
         who = torch.as_tensor(clients, device=params.device)
         first = round * task.local_steps
         numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)
-        rows = params.expand(len(clients), -1).clone()
+        start = task.start(params, clients)
+        rows = start.clone()
         if task.keep_state:
             state = self.states.gather(clients)
         else:
@@ -95,12 +96,12 @@ class Batched:
         for step in range(task.local_steps):
             x, y = task.data.samples(numbers[:, step], who, first + step, task.seed)
             grads, losses = self._gradients(rows, x, y, who, first + step)
-            grads = adjusted(task.gradients, grads, rows, params, clients)
+            grads = adjusted(task.gradients, grads, rows, start, clients)
             task.optimizer.step(rows, grads, state, rate(task.optimizer, first + step, task.iterations))
             total += losses
         if task.keep_state:
             self.states.scatter(clients, state)
-        return PlainTrained(clients, rows.sub_(params), total / task.local_steps)
+        return PlainTrained(clients, rows.sub_(start), total / task.local_steps)
 
     def _gradients(self, rows: Tensor, x: Tensor, y: Tensor, who: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
         """Each client's gradient [C, parameters] and minibatch loss [C].

@@ -136,6 +136,10 @@ def _fast(task: Task) -> Trainer:
         raise CannotTrainError(
             "the kernels keep the clients' optimiser state on the device, and it is to be kept on disk"
         )
+    if task.starts is not None:
+        raise CannotTrainError(
+            "the kernels start all clients from one model, and this server rule starts each from its own"
+        )
     if task.gradients:
         names = ", ".join(type(rule).__name__.strip("_") for rule in task.gradients)
         raise CannotTrainError(f"the kernels step right after the backward pass and leave no room for {names}")

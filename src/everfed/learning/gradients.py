@@ -19,7 +19,10 @@ class GradientRule(Protocol):
     """The shape of every change to gradients; `GRADIENT_RULES` lists those that need no server."""
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
-        """grads, params: [C, parameters]; start: the server's parameters; may change grads in place."""
+        """grads, params: [C, parameters]; start: where the client began, in one row or a row a client.
+
+        May change grads in place.
+        """
         ...
 
 

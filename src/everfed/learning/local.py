@@ -21,6 +21,7 @@ from everfed.learning.optim import Optimizer
 from everfed.random import Purpose, philox
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Starts = Callable[[Ints], Tensor]  # [C, parameters]: where these clients' training starts
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,15 @@ class Task:
     gradients: tuple[GradientRule, ...] = ()  # what happens to gradients before the optimiser's step
     state_place: str = "device"  # or "disk": where the clients' optimiser state is kept
     most_at_once: int | None = None  # clients that buffers are made for at most; None: as memory allows
+    starts: Starts | None = None  # None: all participants start from the server's parameters
 
     @property
     def iterations(self) -> int:
         return self.rounds * self.local_steps
+
+    def start(self, params: Tensor, clients: Ints) -> Tensor:
+        """Where these clients start, [C, parameters]; params: the server's."""
+        return params.expand(len(clients), -1) if self.starts is None else self.starts(clients)
 
 
 class Trained(Protocol):
@@ -59,7 +65,7 @@ class Trained(Protocol):
 
     @property
     def deltas(self) -> Tensor:
-        """[C, parameters]: local parameters minus the server's."""
+        """[C, parameters]: local parameters minus those that the client started from."""
         ...
 
     def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
@@ -84,7 +90,7 @@ class PlainTrained:
 
 
 class Trainer(Protocol):
-    """Train participants from the server's parameters; `TRAINERS` lists the ways to do it.
+    """Train participants from `task.start`, mostly the server's parameters; `TRAINERS` lists the ways to do it.
 
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """

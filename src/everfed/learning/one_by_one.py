@@ -48,7 +48,8 @@ class OneByOne:
 
     def _train_one(self, params: Tensor, client: int, round: int) -> tuple[Tensor, Tensor]:
         task, module = self.task, self.module
-        task.layout.load(params, module)
+        start = task.start(params, np.array([client]))[0]
+        task.layout.load(start, module)
         optimizer = task.optimizer.as_torch(p for p in module.parameters() if p.requires_grad)
         if client in self.states:
             optimizer.load_state_dict(self.states[client])
@@ -65,21 +66,21 @@ class OneByOne:
                 outputs = module(x)
             loss = task.loss(outputs.float(), y)
             loss.backward()
-            self._adjust(params, client)
+            self._adjust(start, client)
             optimizer.step()
             losses.append(loss.detach())
         if task.keep_state:
             self.states[client] = copy.deepcopy(optimizer.state_dict())
-        return task.layout.flatten(module) - params, torch.stack(losses).mean()
+        return task.layout.flatten(module) - start, torch.stack(losses).mean()
 
-    def _adjust(self, params: Tensor, client: int) -> None:
+    def _adjust(self, start: Tensor, client: int) -> None:
         """Let the task's rules change the gradients."""
         if not self.task.gradients:
             return
         trained = [p for p in self.module.parameters() if p.requires_grad]
         rows = [torch.cat([t.reshape(-1) for t in ts])[None] for ts in ([_gradient(p) for p in trained], trained)]
         grads, values = (row.detach() for row in rows)
-        changed = adjusted(self.task.gradients, grads, values, params, np.array([client]))[0]
+        changed = adjusted(self.task.gradients, grads, values, start, np.array([client]))[0]
         for parameter, part in zip(trained, changed.split([p.numel() for p in trained]), strict=True):
             parameter.grad = part.view_as(parameter)
 

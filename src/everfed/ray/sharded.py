@@ -54,6 +54,11 @@ def sharded(
             "this server rule changes the clients' gradients with what the server keeps, which workers do not have; "
             "run it without '--engine ray', or choose another rule, such as sum or ht-varp."
         )
+    if run.aggregator.starts:
+        raise InputError(
+            "this server rule starts each client from a model of its own, and workers are handed the server's alone; "
+            "run it without '--engine ray', or choose another rule, such as echo."
+        )
     neighbours = -(-workers // (cluster.gpus if on_gpu else cluster.nodes))
     theirs = replace(experiment, device="cuda" if on_gpu else "cpu")
     needs = {"CPU": 1.0, "GPU": 1.0 / neighbours} if on_gpu else {"CPU": 1.0}

@@ -15,8 +15,10 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
+from everfed.report.distinct import distinct
 from everfed.report.lines import Curve, Line, by_group, curve, evaluations, flatten, fleet_key, lines, spread
 from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
+from everfed.report.notes import notes
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
@@ -30,11 +32,12 @@ _BATTERIES = 8
 
 def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, Any]:
     """A JSON-able dict; numbers to five digits, and None for what is not a number."""
-    begun = [run for run in runs if run.rounds]
+    known = distinct(runs)
+    begun = [run for run in known.runs if run.rounds]
     if not begun:
         raise InputError("there is nothing to report: none of the runs has finished a round.")
     drawn = lines(begun)
-    order = [(run, i) for i, line in enumerate(drawn) for run in line.runs]
+    order = [(run, i) for i, line in enumerate(drawn) for run in (*line.runs, *line.unfinished)]
     fleets = _Fleets()
     edges = _edges(begun)
     unit, books = Unit.of(begun), accounts(begun)
@@ -44,7 +47,8 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
     return {
         "title": title or _title(begun),
         "headline": _headline(bodies),
-        "summary": _summary(runs, drawn),
+        "summary": _summary(known.runs, drawn),
+        "notes": notes(known, drawn),
         "lines": bodies,
         "runs": [_run(run, i, fleets, unit) for run, i in order],
         "fleets": fleets.shown,
@@ -266,7 +270,9 @@ def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
     if set(states) == {"done"}:
         return f"{words}; all done."
     said = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    words += f"; not all are done: {said}. A run that is not done counts with its last evaluation."
+    words += f"; not all are done: {said}."
+    if any(run.state != "done" for line in drawn for run in line.runs):
+        words += " Where no run of a method is done, runs count with their last evaluation."
     empty = sum(not run.rounds for run in runs)
     return words + (f" {_count(empty, 'run')} without a finished round left out." if empty else "")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from everfed.errors import InputError
+from everfed.errors import EverfedWarning, InputError
+from everfed.report.distinct import distinct
 from everfed.report.lines import Line, by_group, curve, lines, spread
 from everfed.store.run import StoredRun
 
@@ -30,6 +32,8 @@ def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> P
     """Draw the runs into a .pdf, .png or .svg file and return its path."""
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; '{path.name}' is none.")
+    for note in distinct(runs).notes:
+        warnings.warn(note, EverfedWarning, stacklevel=2)
     drawn = [line for line in lines(runs) if curve(line.runs, lambda m: m.accuracy) is not None]
     if not drawn:
         raise InputError(

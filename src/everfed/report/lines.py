@@ -15,23 +15,24 @@ from everfed.errors import InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.methods import METHODS
+from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles
 from everfed.simulate import RoundRecord
 from everfed.store.run import StoredRun
 
-# They change how often one looks and where it runs, not what is run.
-_NOT_A_DIFFERENCE = ("seed", "eval_every", "device")
+_NOT_A_DIFFERENCE = ("seed", *NOT_WHAT_IS_RUN)
 _MOST_LISTED = 60  # values of a list that are written out
 
 
 @dataclass(frozen=True)
 class Line:
-    """All seeds of one method under one set of settings."""
+    """All seeds of one method under one set of settings, each once."""
 
     label: str
     method: str
-    runs: tuple[StoredRun, ...]
+    runs: tuple[StoredRun, ...]  # that are averaged: those that are done, or all where none is
     style: Style
+    unfinished: tuple[StoredRun, ...] = ()  # beside some that are done
 
     @property
     def experiment(self) -> Experiment:
@@ -57,18 +58,45 @@ class Curve:
 
 
 def lines(runs: Sequence[StoredRun]) -> list[Line]:
-    """Runs grouped by method and by every setting that differs, in the order they come."""
+    """Runs grouped by method and by every setting that differs, in the order they come; copies count once."""
     if not runs:
         raise InputError("there is no run to report on; give at least one.")
-    keys = differing_keys(runs)
+    known = distinct(runs)
+    keys = differing_keys(known.runs)
     groups: dict[tuple[str, ...], list[StoredRun]] = {}
-    for run in runs:
-        groups.setdefault((run.experiment.method, *_settings(run.experiment, keys)), []).append(run)
+    for run, apart in zip(known.runs, known.contradicted, strict=True):
+        # Values in full: labels are shortened, and two settings may look alike in them.
+        exact = _settings(run.experiment, keys, exactly)
+        groups.setdefault((run.experiment.method, str(run.path) if apart else "", *exact), []).append(run)
     looks = styles(method for method, *_ in groups)
+    labels = _labels(list(groups), [members[0].experiment for members in groups.values()], keys)
     return [
-        Line(" · ".join([members[0].experiment.title, *settings]), method, tuple(members), look)
-        for ((method, *settings), members), look in zip(groups.items(), looks, strict=True)
+        _line(label, method, members, look)
+        for label, ((method, *_), members), look in zip(labels, groups.items(), looks, strict=True)
     ]
+
+
+def _line(label: str, method: str, members: Sequence[StoredRun], look: Style) -> Line:
+    # A run that was cut off has the accuracy of an earlier round: no seed like the others.
+    done = tuple(run for run in members if run.state == "done")
+    if not done:
+        return Line(label, method, tuple(members), look)
+    return Line(label, method, done, look, tuple(run for run in members if run.state != "done"))
+
+
+def _labels(groups: Sequence[tuple[str, ...]], firsts: Sequence[Experiment], keys: Sequence[str]) -> list[str]:
+    """A label for each group: short, and in full where short ones are the same."""
+
+    def written(shown: Callable[[Any], str], with_method: bool = False) -> list[str]:
+        out = []
+        for (method, folder, *_), first in zip(groups, firsts, strict=True):
+            named = [f"{first.title} ({method})" if with_method else first.title]
+            out.append(" · ".join([*named, *_settings(first, keys, shown), *([f"in {folder}"] if folder else [])]))
+        return out
+
+    short, full, longest = written(show), written(exactly), written(exactly, True)
+    labels = [b if short.count(a) > 1 else a for a, b in zip(short, full, strict=True)]
+    return [b if labels.count(a) > 1 else a for a, b in zip(labels, longest, strict=True)]
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
@@ -77,12 +105,12 @@ def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
     return list(dict.fromkeys(key for run in runs[1:] for key in differences(first, run.experiment)))
 
 
-def _settings(experiment: Experiment, keys: Sequence[str]) -> list[str]:
+def _settings(experiment: Experiment, keys: Sequence[str], shown: Callable[[Any], str]) -> list[str]:
     """'client.lr=0.01' for every key that sets this run apart from others of its method."""
     flat = flatten(to_dict(experiment))
     named = experiment.method in METHODS  # then its policy and server rule are in its name
     return [
-        f"{key.removesuffix('.kind')}={show(flat[key])}"
+        f"{key.removesuffix('.kind')}={shown(flat[key])}"
         for key in keys
         if key in flat
         and key not in _NOT_A_DIFFERENCE

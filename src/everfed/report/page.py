@@ -33,6 +33,7 @@ def render(data: dict[str, Any]) -> str:
         title=html.escape(data["title"]),
         headline=html.escape(data["headline"]),
         summary=html.escape(data["summary"]),
+        notes="".join(f'\n  <p class="note">{html.escape(note)}</p>' for note in data["notes"]),
         css=_asset("page.css") + _colours(data["lines"]),
         script=script,
         # Only this very script may run, and nothing may be fetched: a text that slipped through

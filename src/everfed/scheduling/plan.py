@@ -23,6 +23,7 @@ from everfed.errors import EverfedWarning, InputError, some
 from everfed.random import check_seed
 from everfed.scheduling.foresight import Outlook
 from everfed.scheduling.policies import Clients, Policy, View
+from everfed.scheduling.silent import warn_of_silent
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def plan(
 
     A horizon that some client's cycle does not divide cuts that client's last window short: it may
     then take part once less than its energy allows (rounds stay unbiased). That is a warning, or
-    an error with strict_horizon=True.
+    an error with strict_horizon=True. Clients that will never train are a warning, too.
 
     >>> fleet = Fleet.from_cycles([1, 2])
     >>> from everfed.scheduling.policies import Greedy
@@ -119,6 +120,7 @@ def plan(
     """
     check_seed(seed)
     check_horizon(fleet, rounds, strict_horizon)
+    warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
     return Schedule(fleet, policy, seed).rounds(0, rounds)
 
 

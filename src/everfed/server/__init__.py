@@ -3,9 +3,10 @@
 from typing import Any
 
 from everfed.server.aggregate import Aggregator, Outcome, Setting
-from everfed.server.control import Scaffold
+from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
-from everfed.server.memory import Mifa, Varp
+from everfed.server.gossip import FedAWE
+from everfed.server.memory import FedVarp, LastUpdates, Mifa, Varp
 from everfed.server.optimizers import (
     SERVER_OPTIMIZERS,
     ServerAdaGrad,
@@ -23,9 +24,13 @@ SERVER_RULES: dict[str, type[Any]] = {
     "truncated": Truncated,
     "fedau": FedAU,
     "echo": Echo,
+    "fedawe": FedAWE,
+    "last-updates": LastUpdates,
     "mifa": Mifa,
+    "fedvarp": FedVarp,
     "ht-varp": Varp,
     "scaffold": Scaffold,
+    "ht-scaffold": HTScaffold,
 }
 
 __all__ = [
@@ -34,6 +39,10 @@ __all__ = [
     "Aggregator",
     "Echo",
     "FedAU",
+    "FedAWE",
+    "FedVarp",
+    "HTScaffold",
+    "LastUpdates",
     "Mifa",
     "Normalized",
     "Outcome",

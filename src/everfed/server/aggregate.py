@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints
+from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
-from everfed.learning.local import Trained
+from everfed.learning.local import Starts, Trained
 from everfed.learning.optim import Optimizer, rate
 
 if TYPE_CHECKING:
@@ -27,12 +28,15 @@ class Setting:
     shares: Floats  # p_i of every client, [N]
     size: int  # parameters of the model
     device: torch.device
-    optimizer: Optimizer  # the clients'
+    optimizer: Optimizer | None  # the clients'; None: not known here
     local_steps: int
     rounds: int
+    initial: Tensor  # the parameters that the run starts from, for rules that keep models
 
     def local_rates(self, round: int) -> float:
         """The sum of the local steps' learning rates in a round."""
+        if self.optimizer is None:
+            raise InputError("this server rule needs the clients' learning rate, which is not known here.")
         first = round * self.local_steps
         total = self.rounds * self.local_steps
         return sum(rate(self.optimizer, first + step, total) for step in range(self.local_steps))
@@ -59,6 +63,16 @@ class Aggregator:
         """What the rule asks of the clients' gradients."""
         return ()
 
+    @property
+    def starts(self) -> Starts | None:
+        """Where each participant starts from; None: all of them from the server's parameters."""
+        return None
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing moves before every client has taken part once."""
+        return False
+
     def explain(self) -> list[str]:
         """What the rule keeps and how much room that takes, one line each."""
         return []
@@ -75,7 +89,8 @@ class Aggregator:
         known = {n: v[clients] for n, v in self.weigher.state_dict().items()} if skip else {}
         weights = self.coefficients(round, clients, scales) if len(clients) else np.zeros(0)
         update, losses, finite, done = None, [], [], 0
-        remembered, weight = self._recalled()
+        remembered, recalled = self._recalled()
+        weight = 0.0
         for trained in results:
             here = weights[done : done + len(trained.clients)]
             part, good = trained.weighed(here, skip=skip)
@@ -84,9 +99,6 @@ class Aggregator:
             losses.append(trained.losses)
             finite.append(good)
             done += len(trained.clients)
-        self._end()
-        if remembered is not None:
-            update = remembered if update is None else update.add_(remembered)
         whose, rescale = _joined(finite), 1.0
         if skip and whose is not None and not bool(whose.all()):
             present = whose.cpu().numpy()
@@ -94,7 +106,10 @@ class Aggregator:
             weights = weights[present]
             rescale = self._rescale(weights)
             update = update.mul_(rescale) if update is not None else None
-        return Outcome(update, rescale * (weight + float(weights.sum())), _joined(losses), whose)
+        self._end(round, update)
+        if remembered is not None:
+            update = remembered if update is None else update.add_(remembered)
+        return Outcome(update, recalled + rescale * (weight + float(weights.sum())), _joined(losses), whose)
 
     def _forget(self, clients: Ints, known: dict[str, npt.NDArray[Any]]) -> None:
         """Put back what was known of these participants before the round."""
@@ -104,7 +119,7 @@ class Aggregator:
         self.weigher.load_state_dict(state)
 
     def _rescale(self, weights: Floats) -> float:
-        """What the update is multiplied by, now that only participants of these coefficients count."""
+        """What the participants' sum is multiplied by, now that only those of these coefficients count."""
         total = float(weights.sum())
         return 1.0 / total if self.rule.normalizes and total else 1.0
 
@@ -116,8 +131,8 @@ class Aggregator:
         """Take note of a chunk; `part`, its weighed sum, may be changed in place. Returns the weight that adds."""
         return 0.0
 
-    def _end(self) -> None:
-        """All results of the round have been absorbed."""
+    def _end(self, round: int, update: Tensor | None) -> None:
+        """All results of the round have been absorbed; update: the participants' part of it."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What later rounds depend on, as tensors by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,22 +14,46 @@ from everfed.learning.gradients import GradientRule
 from everfed.learning.local import Trained
 from everfed.learning.optim import SGD
 from everfed.server.aggregate import Aggregator, Setting
-from everfed.server.rules import PlainRule, ServerRule
+from everfed.server.rules import PlainRule, ServerRule, UnitScales, Weigher
 from everfed.server.vectors import Vectors, as_row, check_place
 
 
 @dataclass(frozen=True)
 class Scaffold(PlainRule):
-    """SCAFFOLD (Karimireddy et al., ICML 2020) with Algorithm 1's weights.
+    """SCAFFOLD (Karimireddy et al., ICML 2020), with shares p_i where they have 1/N.
 
     A client steps along g - c_i + c instead of g: c_i is the mean gradient of its last round, c the mean of
-    all c_i by shares. Afterwards c_i becomes the mean gradient of this round, and c moves by the shares
-    times the changes, without scales, so that c stays sum p_i c_i. The model moves as in `Sum`.
+    all c_i by shares. Afterwards c_i becomes the mean gradient of this round (their option II), and c moves by
+    the shares times the changes. The model moves by the mean of the participants' updates, which is made for a
+    server that samples clients uniformly: under unequal participation frequent clients count more, as in
+    `Normalized`, until the c_i have settled.
 
     It repairs the drift of many local steps on unequal data, not the noise of rare participation. Only for
     SGD without momentum, since c_i is read off the update. Devices send as much as ever and receive c and
     c_i besides. Not for long cycles: a c_i that is E rounds old corrects towards where the model was.
     place: 'device' or 'disk', where the c_i are kept.
+    """
+
+    normalizes: ClassVar[bool] = True
+    heeds_scales: ClassVar[bool] = False
+    place: str = "device"
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
+
+    def weigher(self, clients: int) -> Weigher:
+        return UnitScales()
+
+    def start(self, setting: Setting) -> Aggregator:
+        return _Scaffold(self, setting, self.place)
+
+
+@dataclass(frozen=True)
+class HTScaffold(PlainRule):
+    """SCAFFOLD's corrected local steps with Algorithm 1's weights (Horvitz-Thompson): unbiased if the policy is.
+
+    As `Scaffold`, but the model moves by sum p_i scale_i delta_i, as in `Sum`. c moves without scales, so that
+    it stays sum p_i c_i. place: 'device' or 'disk', where the c_i are kept.
     """
 
     place: str = "device"
@@ -37,14 +62,15 @@ class Scaffold(PlainRule):
         check_place(self.place)
 
     def start(self, setting: Setting) -> Aggregator:
-        if not isinstance(setting.optimizer, SGD) or setting.optimizer.momentum:
-            raise InputError("SCAFFOLD needs clients with plain SGD (momentum 0): it reads gradients off updates.")
         return _Scaffold(self, setting, self.place)
 
 
 class _Scaffold(Aggregator):
     def __init__(self, rule: ServerRule, setting: Setting, place: str) -> None:
         super().__init__(rule, setting)
+        known = setting.optimizer
+        if known is not None and (not isinstance(known, SGD) or known.momentum):
+            raise InputError("SCAFFOLD needs clients with plain SGD (momentum 0): it reads gradients off updates.")
         self.own = Vectors(len(setting.shares), setting.size, setting.device, place)
         self.mean = torch.zeros(setting.size, device=setting.device)
         self.change = torch.zeros_like(self.mean)  # of `mean`, by this round's participants
@@ -67,7 +93,7 @@ class _Scaffold(Aggregator):
         self.own.write(clients, new)
         return 0.0
 
-    def _end(self) -> None:
+    def _end(self, round: int, update: Tensor | None) -> None:
         self.mean += self.change
         self.change.zero_()
 

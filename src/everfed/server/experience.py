@@ -68,20 +68,23 @@ class _MeanInterval:
 
 @dataclass(frozen=True)
 class Echo(PlainRule):
-    """Weight: the rounds since the client's last participation (FedAWE: Xiang et al., NeurIPS 2024).
+    """Weight: the rounds since the client's last participation.
 
-    What a client missed it makes up for at once. On average over a window every client counts alike,
-    not in every round: under Algorithm 1's windows, at place k of E, ((E + 1) / 2 + k) / E. One number a
+    The weight of `FedAWE`, but with clients that start from the server's model, as in every other rule.
+    What a client missed it makes up for at once. On average over a window every client counts alike, not
+    in every round: under Algorithm 1's windows, at place k of E, ((E + 1) / 2 + k) / E. One number a
     client, no cutoff and nothing to learn; noisier than `FedAU`, which is to be preferred for long runs.
     """
 
     heeds_scales: ClassVar[bool] = False
 
     def weigher(self, clients: int) -> Weigher:
-        return _SinceLast(clients)
+        return SinceLast(clients)
 
 
-class _SinceLast:
+class SinceLast:
+    """Factors that are the rounds since a client's last participation; before the first, since the start."""
+
     def __init__(self, clients: int) -> None:
         self.last = np.full(clients, -1, np.int64)
 

@@ -70,6 +70,13 @@ class AsAsked:
         pass
 
 
+class UnitScales(AsAsked):
+    """Factors of 1, whatever the clients ask for."""
+
+    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
+        return np.ones(len(clients))
+
+
 class PlainRule:
     """Defaults of a rule that remembers no updates: a base for new ones."""
 

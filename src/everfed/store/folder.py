@@ -47,7 +47,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = _lock(self.path)
             if not (self.path / "experiment.toml").exists():
-                write_atomically(self.path / "experiment.toml", config.to_toml(experiment))
+                write_atomically(self.path / "experiment.toml", config.to_file(experiment))
         except OSError as error:
             self.release()
             raise disk_error(self.path, error) from error

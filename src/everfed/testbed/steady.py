@@ -19,7 +19,7 @@ from everfed.energy.fleet import Fleet
 from everfed.methods import METHODS, Method
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import UniformWindow
-from everfed.server import Mifa, Varp
+from everfed.server import LastUpdates, Varp
 
 # The comparison of docs/results/theory.md. HT-VARP with full memory, where the table's methods take half.
 METHODS_COMPARED: dict[str, Method] = {
@@ -27,7 +27,7 @@ METHODS_COMPARED: dict[str, Method] = {
         name: METHODS[name]
         for name in (
             "fedavg", "greedy", "algorithm1-unscaled", "greedy-normalized", "greedy-scaled", "bernoulli",
-            "algorithm1", "lattice", "fixed-phase", "fedau", "echo", "mifa",
+            "algorithm1", "lattice", "fixed-phase", "fedau", "echo", "last-updates",
         )
     },
     "ht-varp, memory 1": Method(UniformWindow(), Varp(memory=1.0), "HT-VARP, memory 1"),
@@ -71,7 +71,7 @@ def trajectory(
         weight.reshape(-1)[rows] = share * weigher.factors(r, rows, asked)
         if method.server.normalizes:
             weight = weight / np.maximum(weight.sum(axis=1, keepdims=True), 1e-300)
-        if isinstance(method.server, Mifa):
+        if isinstance(method.server, LastUpdates):
             last, seen = np.where(join, delta, last), seen | join
             # Until a client has been heard, the others stand in for it.
             w = w + last.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)

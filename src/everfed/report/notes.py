@@ -1,0 +1,58 @@
+"""What a reader of averages must know: runs left out, runs that hardly belong together, clients that never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from everfed.energy.fleet import Fleet
+from everfed.report.distinct import Distinct
+from everfed.report.lines import FleetKey, Line, fleet_key
+from everfed.scheduling.silent import never_trained
+from everfed.store.run import StoredRun
+
+
+def notes(known: Distinct, drawn: Sequence[Line]) -> list[str]:
+    """Sentences about these lines, which were made of these runs."""
+    return [*known.notes, *_mixed(drawn), *silences((line.label, line.runs) for line in drawn)]
+
+
+def _mixed(drawn: Sequence[Line]) -> list[str]:
+    """What was not averaged with the rest of its line, and what was although it may differ."""
+    said = []
+    for line in drawn:
+        if line.unfinished:
+            seeds = ", ".join(f"seed {run.experiment.seed} ({run.state})" for run in line.unfinished)
+            said.append(f"{line.label}: not done, and left out of its averages: {seeds}.")
+        versions = {run.environment.get("packages", {}).get("everfed") for run in line.runs} - {None}
+        if len(versions) > 1:
+            made_by = ", ".join(sorted(versions))
+            said.append(f"{line.label}: its runs were made by different versions of everfed: {made_by}.")
+    return said
+
+
+def silence(run: StoredRun, fleet: Fleet | None = None) -> str:
+    """One sentence about the clients that never trained in a run, and why; empty if all did."""
+    fleet = fleet or run.experiment.make_fleet()
+    silent = np.ones(len(fleet), np.bool_)
+    for record in run.rounds:
+        silent[record.participants] = False
+    return never_trained(fleet, run.experiment.policy, silent, len(run.rounds), run.experiment.seed)
+
+
+def silences(labelled: Iterable[tuple[str, Sequence[StoredRun]]]) -> list[str]:
+    """One sentence for each label with such clients: that of its first such run, and how many there are."""
+    fleets: dict[FleetKey, Fleet] = {}
+    out = []
+    for label, runs in labelled:
+        said: list[str] = []
+        for run in runs:
+            key = fleet_key(run.experiment)
+            if key not in fleets:
+                fleets[key] = run.experiment.make_fleet()
+            said += [f"seed {run.experiment.seed}: {text}" for text in [silence(run, fleets[key])] if text]
+        if said:
+            more = f" ({len(said)} of {len(runs)} runs are like that.)" if len(runs) > 1 else ""
+            out.append(f"{label}, {said[0]}{more}")
+    return out

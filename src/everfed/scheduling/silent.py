@@ -1,0 +1,114 @@
+"""Clients that never train: who they are, in groups, and why, in words."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from everfed.arrays import Bools, Floats, Ints
+from everfed.energy.battery import TOLERANCE, Battery, Storage
+from everfed.energy.fleet import Fleet
+from everfed.errors import EverfedWarning, some
+from everfed.scheduling.policies import Policy
+
+# Clients times rounds that are worth a look ahead; a run of more is judged when it has ended.
+_MOST_STEPS = 2_000_000
+
+_LATE = "their first energy comes when the run is over"
+_NOTHING = "they harvest nothing"
+_LITTLE = "they harvest less than one round costs"
+_STANDBY = "standby draws what they harvest"
+_LOSSES = "charging losses and leakage take what they harvest"
+_SMALL = "their battery holds less than one round costs"
+_TOGETHER = "the policy waits for a round in which everybody has energy, and there is none"
+_UNLUCKY = "they could have paid for a round, but the policy gave them none in time"
+_LOST = "they could have paid for a round, but got none in time, or lost what they began to an empty battery"
+_CHANCE = "chance gave them no round"
+
+
+class Steps(Protocol):
+    """A schedule that has not begun."""
+
+    fleet: Fleet
+    policy: Policy
+
+    def step(self, round: int) -> tuple[Bools, Floats]:
+        """Who joins this round, and the scale each would use."""
+        ...
+
+
+def warn_of_silent(schedule: Steps, rounds: int, seed: int, consequence: str = "") -> bool:
+    """Warn of clients that will never train; False: too large a run to look ahead. consequence: said as well.
+
+    Who trains depends on energy and chance alone, so the schedule is stepped until everybody has trained once.
+    """
+    silent = np.ones(len(schedule.fleet), np.bool_)
+    seen_ahead = min(schedule.policy.foresight, int(schedule.fleet.cycles().max()))  # by the policy itself
+    for r in range(rounds):
+        if (r + seen_ahead) * len(silent) > _MOST_STEPS:
+            return False
+        silent &= ~schedule.step(r)[0]
+        if not silent.any():
+            return True
+    said = never_trained(schedule.fleet, schedule.policy, silent, rounds, seed)
+    warnings.warn(f"{said} {consequence}".strip(), EverfedWarning, stacklevel=4)
+    return True
+
+
+def never_trained(fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed: int) -> str:
+    """One sentence about the clients that take no part in these rounds; empty if there are none."""
+    who = np.flatnonzero(silent)
+    if len(who) == 0:
+        return ""
+    reasons = _reasons(fleet, policy, who, rounds, seed)
+    parts = []
+    for group in fleet.groups():
+        inside = np.isin(who, group.clients)
+        members = who[inside]
+        if len(members) == 0:
+            continue
+        whole, count = len(group.clients), len(members)
+        which = f"{count} of the {whole} of {group.label}, client {some(members, 3)}"
+        if count == whole:
+            which = f"all {count} of {group.label}" if count > 1 else f"the only client of {group.label}"
+        (reason, _), *others = Counter(reasons[i] for i in np.flatnonzero(inside)).most_common()
+        why = f" ({'mostly: ' if others else ''}{reason})" if reason else ""
+        parts.append(which + why)
+    subject = "nobody trains" if len(who) == len(fleet) else f"{len(who)} of {len(fleet)} clients never train"
+    effect = "the model stays as it is" if len(who) == len(fleet) else "the model learns nothing from their data"
+    return f"{subject} in {rounds} rounds: {'; '.join(parts)}. So {effect}."
+
+
+def _reasons(fleet: Fleet, policy: Policy, who: Ints, rounds: int, seed: int) -> list[str]:
+    """Why each of these clients never trains; empty texts where finding out would take too long."""
+    if not policy.obeys_energy:
+        return [_CHANCE] * len(who)
+    if len(who) * rounds > _MOST_STEPS:
+        return [""] * len(who)
+    part = fleet.part(who)
+    lossless = Storage(start=part.storage.start)
+    awake = replace(part.storage, standby=0.0)
+    levels = [Battery(part.capacity, (), storage) for storage in (part.storage, awake, lossless)]
+    peaks: list[Floats] = [battery.level.copy() for battery in levels]
+    total = np.zeros(len(who)) + levels[0].level
+    for r in range(rounds):
+        arrived = part.arrivals.harvest(r, seed)
+        total += arrived
+        for battery, peak in zip(levels, peaks, strict=True):
+            battery.charge(arrived.copy())
+            np.maximum(peak, battery.level, out=peak)
+    chosen = _LOST if part.storage.browns_out or part.storage.cost_spread else _UNLUCKY
+    enough = [peak >= 1.0 - TOLERANCE for peak in peaks]
+    rules: list[tuple[Bools, str]] = [
+        (part.offsets() >= rounds, _LATE),
+        (total == 0.0, _NOTHING),
+        (total < 1.0 - TOLERANCE, _LITTLE),
+        (enough[0], _TOGETHER if policy.coordinated else chosen),
+        (enough[1], _STANDBY),
+        (enough[2], _LOSSES),
+    ]
+    return [next((reason for holds, reason in rules if holds[i]), _SMALL) for i in range(len(who))]
