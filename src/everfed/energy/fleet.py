@@ -144,6 +144,15 @@ class Fleet:
                 found.append((float(cycles.mean()), Group(label, clients, (int(cycles.min()), int(cycles.max())))))
         return [group for _, group in sorted(found, key=lambda pair: pair[0])]
 
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run that is longer than what is known of its energy."""
+        known: int | None = getattr(self.arrivals, "known_rounds", None)
+        if known is not None and rounds > known:
+            raise InputError(
+                f"the run has {rounds} rounds, and a supply that is not repeated ends after {known}; give fewer "
+                'rounds, a longer trace, or extend = "repeat".'
+            )
+
     def undivided(self, rounds: int) -> Ints:
         """Clients whose windows do not fit the horizon: their last window is cut short."""
         left = np.maximum(rounds - self.offsets(), 0)
