@@ -80,6 +80,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise InputError(f"{where} is {_show(value)}; it must be a table of options.")
         return _decode(hint, value, where + ".")
     if isinstance(hint, types.UnionType):  # a value that may be left out
+        if value is None:
+            return None
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
