@@ -142,6 +142,19 @@ def test_a_sweep_notices_a_file_that_changes_under_it(tmp_path, experiment):
     assert done.state == "done"
 
 
+def test_seeds_of_one_trace_are_one_line_of_a_report(tmp_path, experiment):
+    runs = []
+    for seed in (0, 1):
+        finish(replace(experiment, seed=seed), tmp_path / f"run{seed}")
+        runs.append(open_run(tmp_path / f"run{seed}"))
+    page = page_data(runs)
+    assert [line["seeds"] for line in page["lines"]] == [[0, 1]]
+    assert len(page["fleets"]) == 1
+    write(tmp_path / "data" / "roof.csv", 0.02)
+    finish(replace(experiment, seed=1), tmp_path / "other")
+    assert len(page_data([runs[0], open_run(tmp_path / "other")])["lines"]) == 2
+
+
 def test_paths_in_a_file_are_relative_to_it_and_others_to_the_working_directory(tmp_path, monkeypatch):
     write(tmp_path / "roof.csv")
     text = '[fleet]\nkind = "devices"\n[[fleet.groups]]\ntrace = "roof.csv"\n'

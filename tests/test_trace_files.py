@@ -133,6 +133,10 @@ class TestTimes:
         found = read_trace(write(two([t.astimezone(zone).isoformat() for t in hours])))
         assert (found.step_s, found.start_s) == (3600.0, hours[0].timestamp())
 
+    @pytest.mark.parametrize("when", ["Timestamp (UTC)", "time_utc", "date [GMT]"])
+    def test_a_name_may_say_that_dates_are_utc(self, write, when):
+        assert read_trace(write(two(ISO, when))).utc_h == 0.0
+
     def test_the_zone_of_a_clock_is_given_once(self, write):
         naive, zoned, plain = (
             write(two(ISO)),
@@ -247,6 +251,12 @@ class TestSpreadsheets:
     def test_a_comma_for_decimals_or_thousands_is_refused(self, write, values):
         with pytest.raises(InputError, match="may stand for decimals or thousands"):
             read_trace(write("seconds;power_w\n0;{}\n1;{}\n".format(*values)))
+
+    def test_in_times_too(self, write):
+        found = read_trace(write("seconds;power_w\n0,5;0,25\n1;1,5\n"))
+        assert (found.step_s, found.power_w.tolist()) == (0.5, [0.25, 1.5])
+        with pytest.raises(InputError, match="the time is 1,000, whose comma may stand for decimals or thousands"):
+            read_trace(write("seconds;power_w\n1,000;0,25\n2,000;1,5\n"))
 
     @pytest.mark.parametrize(
         ("text", "words"),

@@ -208,8 +208,16 @@ def to_toml(experiment: Experiment) -> str:
 
 def identity(experiment: Experiment) -> str:
     """What two machines must agree on to mean the same experiment: files by name and content, not by place."""
-    pinned = experiment.pinned()
-    return to_toml(replace(pinned, fleet=pinned.fleet.with_files(lambda path, sha256: f"/{Path(path).name}")))
+    return to_toml(by_content(experiment.pinned()))
+
+
+def by_content(experiment: Experiment) -> Experiment:
+    """The same with files by name and content, wherever they lie; equal ones mean the same. Not to be run."""
+
+    def place(path: str, sha256: str) -> str:
+        return f"/{Path(path).name}" if sha256 else path
+
+    return replace(experiment, fleet=experiment.fleet.with_files(place))
 
 
 def _given(value: Any) -> Any:
@@ -228,8 +236,8 @@ def _toml(value: Any) -> str:
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ, with both values."""
-    one, two = flat(to_dict(a)), flat(to_dict(b))
+    """Dotted keys whose values differ, with both values; files differ by their content."""
+    one, two = flat(to_dict(by_content(a))), flat(to_dict(by_content(b)))
     return {k: (one.get(k), two.get(k)) for k in dict.fromkeys([*one, *two]) if one.get(k) != two.get(k)}
 
 

@@ -41,10 +41,10 @@ def read_times(rows: Rows) -> Times:
     first = rows.times[0]
     if isinstance(first, datetime) or not math.isfinite(number(first)):
         stamps, zoned = _dates(rows)
-        return Times(_step(rows, stamps - stamps[0]), float(stamps[0]), zoned)
+        return Times(_step(rows, stamps - stamps[0]), float(stamps[0]), zoned or rows.utc)
     compact = _compact(rows)
     if compact is not None:
-        return Times(_step(rows, compact - compact[0]), float(compact[0]), False)
+        return Times(_step(rows, compact - compact[0]), float(compact[0]), rows.utc)
     counts = _counts(rows)
     unit = rows.time_unit or _unix_unit(rows, counts[0])
     scale = TIME_UNITS[unit]
@@ -53,7 +53,7 @@ def read_times(rows: Rows) -> Times:
     step_s = _step(rows, seconds)
     begins = float(counts[0]) * scale
     if unit == "excel":
-        return Times(step_s, begins + _EXCEL_EPOCH, False)
+        return Times(step_s, begins + _EXCEL_EPOCH, rows.utc)
     if _FIRST <= begins <= _LAST:
         return Times(step_s, begins, True)
     if abs(begins) >= _FIRST:

@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 36
 
 _TIME_NAMES = ("timestamp", "time", "datetime", "date", "epoch", "unixtime")
 _SECONDS = ("seconds", "second", "secs")
+_UTC = ("utc", "gmt")
 _BRACKETS = re.compile(r"(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]")
 
 
@@ -47,6 +48,7 @@ class Rows:
     what: str
     unit: str
     time_unit: str | None
+    utc: bool  # whether the name of the column of times says so
     times: Sequence[Any]
     values: Sequence[Any]
     lines: Sequence[str]
@@ -93,7 +95,7 @@ def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
                 continue
             if not names:
                 names = [name.strip() for name in row]
-                when, what, unit, time_unit = _choose(path, names, columns)
+                when, what, unit, time_unit, utc = _choose(path, names, columns)
                 time_at, value_at = names.index(when), names.index(what)
                 continue
             if len(row) != len(names):
@@ -105,7 +107,7 @@ def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
         raise InputError(f"{path} cannot be read as CSV: {error}.") from error
     if not names:
         raise InputError(f"{path} has no line of column names; a trace needs a column of times and one of power.")
-    rows = Rows(path, what, unit, time_unit, times, values, lines)
+    rows = Rows(path, what, unit, time_unit, utc, times, values, lines)
     return rows if separator == "," else _with_points(rows)
 
 
@@ -116,22 +118,23 @@ def _separator(text: str) -> str:
 
 
 def _with_points(rows: Rows) -> Rows:
-    """Values with decimal commas, as they are written where commas do not separate columns."""
-    commas = [row for row, value in enumerate(rows.values) if "," in value]
-    if not commas:
-        return rows
-    dotted = [row for row, value in enumerate(rows.values) if "." in value]
+    """Numbers with decimal commas, as they are written where commas do not separate columns."""
+    times = _points(rows, rows.times, "the time") if _are_numbers(rows.times) else rows.times
+    return replace(rows, times=times, values=_points(rows, rows.values, rows.what))
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"[+-]?[\d.,]+", text) for text in texts)
+
+
+def _points(rows: Rows, texts: Sequence[str], what: str) -> Sequence[str]:
+    commas = [row for row, text in enumerate(texts) if "," in text]
     # "1,234" alone is one and a bit, or a thousand; "0,234" and "1,2" are not.
-    decimal = any(not re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+", rows.values[row]) for row in commas)
-    if dotted or not decimal:
-        raise rows.error(
-            commas[0],
-            f"{rows.what} is {rows.values[commas[0]]}, whose comma may stand for decimals or thousands; "
-            "write it with a decimal point.",
-        )
-    times = [re.sub(r"(\d),(\d)", r"\1.\2", time) if re.fullmatch(r"[\d,]+", time) else time for time in rows.times]
-    values = [value.replace(",", ".") if value.count(",") == 1 else value for value in rows.values]
-    return Rows(rows.path, rows.what, rows.unit, rows.time_unit, times, values, rows.lines)
+    decimal = any(not re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+", texts[row]) for row in commas)
+    if commas and (not decimal or any("." in text for text in texts)):
+        said = f"{what} is {texts[commas[0]]}, whose comma may stand for decimals or thousands"
+        raise rows.error(commas[0], f"{said}; write it with a decimal point.")
+    return [text.replace(",", ".") if text.count(",") == 1 else text for text in texts]
 
 
 def _read_parquet(path: Path, content: bytes, columns: Columns) -> Rows:
@@ -140,7 +143,7 @@ def _read_parquet(path: Path, content: bytes, columns: Columns) -> Rows:
 
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
-        when, what, unit, time_unit = _choose(path, file.schema_arrow.names, columns)
+        when, what, unit, time_unit, utc = _choose(path, file.schema_arrow.names, columns)
         table = file.read(columns=[when, what])
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}.") from error
@@ -152,12 +155,12 @@ def _read_parquet(path: Path, content: bytes, columns: Columns) -> Rows:
         times = times.cast(pa.timestamp("us", "UTC" if times.type.tz else None), safe=False)
     values = table[what].to_pylist()
     return Rows(
-        path, what, unit, time_unit, times.to_pylist(), values, [f"row {row}" for row in range(1, len(values) + 1)]
+        path, what, unit, time_unit, utc, times.to_pylist(), values, [f"row {row}" for row in range(1, len(values) + 1)]
     )
 
 
-def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, str, str, str | None]:
-    """The columns of times and of values, and their units."""
+def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, str, str, str | None, bool]:
+    """The columns of times and of values, their units, and whether the times are said to be UTC."""
     for asked, key in ((columns.value, "column"), (columns.time, "time_column")):
         if asked is not None and asked not in names:
             raise InputError(f"{path}: {unknown(key, asked, names)}")
@@ -182,7 +185,7 @@ def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, st
             f"{', '.join(UNITS)}."
         )
     said = "s" if _base(when) in _SECONDS else _unit_of(when, TIME_UNITS)
-    return when, what, unit, _agreed(path, when, said, columns.time_unit, "time_unit")
+    return when, what, unit, _agreed(path, when, said, columns.time_unit, "time_unit"), _tail(when) in _UTC
 
 
 def _only(path: Path, asked: str | None, candidates: Sequence[str], key: str, none: str) -> str:
@@ -215,7 +218,13 @@ def _base(name: str) -> str:
     bracketed = _BRACKETS.fullmatch(name)
     base = (bracketed[1] if bracketed else name).strip().lower()
     stem, _, tail = base.rpartition("_")
-    return stem if stem and tail in TIME_UNITS else base
+    return stem if stem and (tail in TIME_UNITS or tail in _UTC) else base
+
+
+def _tail(name: str) -> str:
+    """What stands in brackets or behind the last underscore, in lower case."""
+    bracketed = _BRACKETS.fullmatch(name)
+    return (bracketed[2] if bracketed else name.rpartition("_")[2]).lower()
 
 
 def _unit_of(name: str, units: dict[str, float]) -> str | None:

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,7 +68,7 @@ class RunFolder:
         except InputError:
             self.release()
             raise
-        different = config.differences(_by_content(stored), _by_content(pinned))
+        different = config.differences(stored, pinned)
         if different:
             self.release()
             said = "; ".join(f"{key} was {was!r}, now {now!r}" for key, (was, now) in different.items())
@@ -163,11 +162,6 @@ def _traces(experiment: Experiment) -> list[tuple[str, str]]:
 
     experiment.fleet.with_files(note)
     return found
-
-
-def _by_content(experiment: Experiment) -> Experiment:
-    """Files by name and content, wherever they lie."""
-    return replace(experiment, fleet=experiment.fleet.with_files(lambda path, sha256: f"/{Path(path).name}"))
 
 
 def _check_traces(folder: Path, stored: Experiment, now: Experiment) -> None:
