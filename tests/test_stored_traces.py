@@ -113,6 +113,13 @@ def test_nor_does_a_resumed_run_go_on_with_another(tmp_path, experiment):
     assert [record.round for record in finish(own, tmp_path / "run")][-1] == 3
 
 
+def test_a_trace_that_cannot_be_read_leaves_no_folder(tmp_path, experiment):
+    write(tmp_path / "data" / "roof.csv", -1.0)
+    with pytest.raises(InputError, match=r"data/roof\.csv, line 8: power_w is -1.0"):
+        finish(experiment, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_damaged_copy_is_not_trusted(tmp_path, experiment):
     finish(experiment, tmp_path / "run")
     (copy,) = (tmp_path / "run" / "traces").rglob("roof.csv")
@@ -167,6 +174,19 @@ def test_paths_in_a_file_are_relative_to_it_and_others_to_the_working_directory(
     assert DeviceGroup(trace="roof.csv").trace == str(tmp_path / "cwd" / "roof.csv")
     with pytest.raises(InputError, match=r"there is no trace at .*cwd/roof\.csv"):
         DeviceFleet((DeviceGroup(trace="roof.csv"),)).build()
+
+
+def test_what_devices_keep_of_a_run_is_tied_to_the_content_too(tmp_path):
+    pytest.importorskip("flwr")
+    from everfed.flower.client import fingerprint
+
+    write(tmp_path / "roof.csv")
+    (tmp_path / "mine.toml").write_text('[fleet]\nkind = "devices"\n[[fleet.groups]]\ntrace = "roof.csv"\n')
+    shutil.copytree(tmp_path, tmp_path / "device")
+    names = [fingerprint(folder / "mine.toml", {}) for folder in (tmp_path, tmp_path / "device")]
+    assert names[0] == names[1]
+    write(tmp_path / "roof.csv", 0.02)
+    assert fingerprint(tmp_path / "mine.toml", {}) != names[0]
 
 
 OLD_KEYS = (

@@ -243,6 +243,8 @@ class TestWhatAGroupIsGiven:
         assert spec.labels == ("roof", "roof (3)", "esp32 @ t.csv", "esp32 @ t.csv (2)", "roof (2)")
         assert sorted(len(g.clients) for g in spec.build().groups()) == [1, 1, 2, 3, 4]
         assert [row.label for row in spec.assumptions()] == list(spec.labels)
+        with pytest.raises(InputError, match="several groups are called 'a'"):
+            replace(spec.build(), labels=("a", "a", "b", "c", "d"))
 
 
 class TestAirTime:

@@ -43,6 +43,11 @@ class Fleet:
     group_of: Ints | None = None  # [N] the group of each client, a number of `labels`
     message_bits: Ints | None = None  # [N] bits a number of what each client sends, where they chose
 
+    def __post_init__(self) -> None:
+        twice = [label for label in dict.fromkeys(self.labels) if self.labels.count(label) > 1]
+        if twice:
+            raise InputError(f"several groups are called '{twice[0]}'; tables tell groups apart by their names.")
+
     @classmethod
     def from_cycles(
         cls,

@@ -50,6 +50,8 @@ class RunFolder:
         Returns the experiment as stored: its traces are the copies in the folder.
         """
         pinned = experiment.pinned()
+        if _traces(pinned) and not (self.path / "experiment.toml").exists():
+            pinned.make_fleet()  # a trace that cannot be read is refused before a folder is tied to it
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = _lock(self.path)
