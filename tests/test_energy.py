@@ -502,14 +502,17 @@ class TestRealBatteries:
 
 class TestDevices:
     def test_the_cost_of_a_round_is_its_steps_and_its_traffic(self):
-        cost = devices.round_cost_j(devices.Device(3.0, 1.0, 2.0), devices.Radio(5.0, 2.0), local_steps=4, model_mb=0.5)
-        assert cost == pytest.approx(4 * 2.0 * (3.0 - 1.0) + 0.5 * 7.0)
+        link = devices.Radio(5.0, 2.0, wake_j=0.25, up_bit_s=1e6, down_bit_s=4e6)
+        cost = devices.round_cost(devices.Device(3.0, 1.0, 2.0), link, local_steps=4, model_mb=0.5)
+        assert cost.joules == pytest.approx(4 * 2.0 * (3.0 - 1.0) + 0.5 * 7.0 + 0.25)
+        assert (cost.train_s, cost.up_s, cost.down_s, cost.busy_s) == pytest.approx((8.0, 4.0, 1.0, 13.0))
 
     def test_who_has_the_model_need_not_fetch_it(self):
         once = {"local_steps": 1, "model_mb": 1.0}
         pi, wifi = devices.device("raspberry-pi-4b"), devices.radio("wifi")
-        saved = devices.round_cost_j(pi, wifi, **once) - devices.round_cost_j(pi, wifi, downloads=False, **once)
-        assert saved == pytest.approx(wifi.down_j_per_mb)
+        both, up_only = devices.round_cost(pi, wifi, **once), devices.round_cost(pi, wifi, downloads=False, **once)
+        assert both.joules - up_only.joules == pytest.approx(wifi.down_j_per_mb)
+        assert up_only.down_s == 0.0
 
     @pytest.mark.parametrize(
         ("call", "words"),
@@ -518,7 +521,7 @@ class TestDevices:
             (lambda: devices.Device(-1.0, 0.0), "active_w is -1.0"),
             (lambda: devices.Radio(math.nan, 0.0), "up_j_per_mb is nan"),
             (
-                lambda: devices.round_cost_j(
+                lambda: devices.round_cost(
                     devices.device("esp32"), devices.radio("lora-sf7"), local_steps=5, model_mb=1.0, round_s=60.0
                 ),
                 "take 100 s, and a round has 60 s",

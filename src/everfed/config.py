@@ -11,7 +11,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise InputError(f"{where} is {_show(value)}; it must be a table of options.")
         return _decode(hint, value, where + ".")
+    if isinstance(hint, types.UnionType):  # a value that may be left out
+        if value is None:
+            return None
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
@@ -122,13 +126,29 @@ def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The raw content of an experiment file."""
+    """The raw content of an experiment file, its paths made absolute."""
     try:
-        return _in_todays_words(parse(path.read_text(), str(path)))
+        raw = _in_todays_words(parse(path.read_text(), str(path)))
     except FileNotFoundError:
         raise InputError(f"there is no experiment file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the experiment file '{path}' cannot be read: {error}.") from None
+    _find_files(Experiment, raw, path.absolute().parent)
+    return raw
+
+
+def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
+    """Make paths absolute, in place: those in a file are relative to that file."""
+    hints = typing.get_type_hints(cls)
+    for field in fields(cls):
+        value, hint = raw.get(field.name), hints[field.name]
+        if field.metadata.get("file") and isinstance(value, str) and value:
+            raw[field.name] = str(folder / value)  # type: ignore[index]
+        for part in value if isinstance(value, list) else [value]:
+            inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+            kind = TABLES[inner].get(str(part.get("kind"))) if inner in TABLES and isinstance(part, dict) else inner
+            if isinstance(part, dict) and is_dataclass(kind) and isinstance(kind, type):
+                _find_files(kind, part, folder)
 
 
 def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +215,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def to_toml(experiment: Experiment) -> str:
     """The experiment as a TOML file, every default written out."""
-    content = to_dict(experiment)
+    content = _given(to_dict(experiment))
     top = {k: v for k, v in content.items() if not isinstance(v, dict)}
     lines = [f"{key} = {_toml(value)}" for key, value in top.items()]
     for name, part in content.items():
@@ -209,6 +229,27 @@ def to_file(experiment: Experiment) -> str:
     return f"format = {FORMAT}\n{to_toml(experiment)}"
 
 
+def identity(experiment: Experiment) -> str:
+    """What two machines must agree on to mean the same experiment: files by name and content, not by place."""
+    return to_toml(by_content(experiment.pinned()))
+
+
+def by_content(experiment: Experiment) -> Experiment:
+    """The same with files by name and content, wherever they lie; equal ones mean the same. Not to be run."""
+
+    def place(path: str, sha256: str) -> str:
+        return f"/{Path(path).name}" if sha256 else path
+
+    return replace(experiment, fleet=experiment.fleet.with_files(place))
+
+
+def _given(value: Any) -> Any:
+    """Without what is left out: TOML has no word for it."""
+    if isinstance(value, dict):
+        return {key: _given(part) for key, part in value.items() if part is not None}
+    return [_given(part) for part in value] if isinstance(value, list) else value
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
@@ -218,8 +259,8 @@ def _toml(value: Any) -> str:
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ, with both values."""
-    one, two = flat(to_dict(a)), flat(to_dict(b))
+    """Dotted keys whose values differ, with both values; files differ by their content."""
+    one, two = flat(to_dict(by_content(a))), flat(to_dict(by_content(b)))
     return {k: (one.get(k), two.get(k)) for k in dict.fromkeys([*one, *two]) if one.get(k) != two.get(k)}
 
 
@@ -245,7 +286,7 @@ def _object_schema(cls: type[Any]) -> dict[str, Any]:
     for field in fields(cls):
         # Only an experiment's own keys have fixed sets of texts.
         properties[field.name] = _schema(hints[field.name], field.name if cls is Experiment else "")
-        if field.default is not MISSING and not is_dataclass(field.default):
+        if field.default is not MISSING and field.default is not None and not is_dataclass(field.default):
             properties[field.name]["default"] = _plain(field.default)
     description = (cls.__doc__ or "").strip().splitlines()[0]
     return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
@@ -264,7 +305,8 @@ def _schema(hint: Any, name: str) -> dict[str, Any]:
     if is_dataclass(hint) and isinstance(hint, type):
         return _object_schema(hint)
     if isinstance(hint, types.UnionType):
-        return {"anyOf": [_schema(part, name) for part in typing.get_args(hint)]}
+        given = [_schema(part, name) for part in typing.get_args(hint) if part is not type(None)]
+        return given[0] if len(given) == 1 else {"anyOf": given}
     valid = choices(name)
     kind = {int: "integer", float: "number", bool: "boolean", str: "string"}[hint]
     return {"type": kind} | ({"enum": valid} if valid else {})

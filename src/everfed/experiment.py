@@ -6,8 +6,9 @@ table is at once available in experiment files and on the command line.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -42,6 +43,14 @@ class FleetSpec(Protocol):
 
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
         """local_steps of a round, and how updates are sent, for fleets whose cost follows from them."""
+        ...
+
+    def pinned(self) -> Self:
+        """The same, tied to the content that the files it names have now."""
+        ...
+
+    def with_files(self, place: Callable[[str, str], str]) -> Self:
+        """The same with its files elsewhere: place(path, sha256) says where."""
         ...
 
 
@@ -89,6 +98,12 @@ class CycleFleet:
         if self.spell:
             fleet = replace(fleet, arrivals=Markov(fleet.cycles(), fleet.offsets(), spell=self.spell))
         return fleet
+
+    def pinned(self) -> CycleFleet:
+        return self
+
+    def with_files(self, place: Callable[[str, str], str]) -> CycleFleet:
+        return self
 
 
 FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
@@ -160,7 +175,13 @@ class Experiment:
         return replace(self, policy=METHODS[name].policy, server=METHODS[name].server)
 
     def make_fleet(self) -> Fleet:
-        return self.fleet.build(self.local_steps, self.compression)
+        fleet = self.fleet.build(self.local_steps, self.compression)
+        fleet.check_rounds(self.rounds)
+        return fleet
+
+    def pinned(self) -> Experiment:
+        """The same, tied to the content that the files it names have now."""
+        return replace(self, fleet=self.fleet.pinned())
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
         return self.data.load().split(self.split, len(fleet), fleet=fleet, seed=self.seed)

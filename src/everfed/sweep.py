@@ -83,7 +83,7 @@ def plan_runs(
         for key, value in settings.items():
             config.change(content, key, value)
         for seed in seeds:
-            experiment = replace(config.from_dict(content), seed=seed)
+            experiment = replace(config.from_dict(content), seed=seed).pinned()
             runs.append(Planned(experiment, settings, root / folder_name(experiment, settings)))
     doubles = len(runs) - len({run.folder for run in runs})
     if doubles:
@@ -96,7 +96,7 @@ def folder_name(experiment: Experiment, settings: Mapping[str, Any] | None = Non
     parts = [experiment.method]
     parts += [f"{key}={value}" for key, value in (settings or {}).items() if key not in ("method", "policy")]
     parts.append(f"seed={experiment.seed}")
-    tag = hashlib.sha256(config.to_toml(experiment).encode()).hexdigest()[:8]
+    tag = hashlib.sha256(config.identity(experiment).encode()).hexdigest()[:8]
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join([*parts, tag]))
 
 

@@ -76,17 +76,27 @@ def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
     out = Table(title="from physics to cycles", title_justify="left")
     rows = spec.assumptions(experiment.local_steps, experiment.compression)
     quantised = isinstance(experiment.compression, AdaptiveQsgd)
-    columns = ["devices", "count", "a round, J", "supply, J", "asleep, J", "battery, rounds", "cycle E"]
-    for column in columns + ["bits"] * quantised:
+    columns = ["devices", "count", "a round, J", "supply, J", "asleep, J", "battery, rounds", "busy, s", "on air, s"]
+    for column in [*columns, "cycle E", *["bits"] * quantised]:
         out.add_column(column, justify="left" if column == "devices" else "right")
     for a in rows:
-        amounts = (f"{a.cost_j:.4g}", f"{a.supply_j:.4g}", f"{a.standby_j:.4g}", f"{a.battery_rounds:.3g}")
+        numbers = (a.cost_j, a.supply_j, a.standby_j, a.battery_rounds, a.train_s + a.air_s, a.air_s)
+        amounts = [f"{number:.4g}" for number in numbers]
         out.add_row(
             a.label, str(a.count), *amounts, _span(a.cycles), *([_span(a.bits)] if quantised and a.bits else [])
         )
     out.caption = f"per round of {spec.round_s:g} s, at the battery, on average over the year or the trace"
     out.caption_justify = "left"
     screen.out.print(out)
+    screen.out.print(
+        f"Round 0 begins at midnight of {spec.start_day}, UTC{f'{spec.utc_h:+g} h' if spec.utc_h else ''}."
+    )
+    # Each thing once, however many groups share it.
+    for source in dict.fromkeys(a.source for a in rows):
+        screen.out.print(f"{'; '.join(a.label for a in rows if a.source == source)}: {source}.", highlight=False)
+    guesses = dict.fromkeys(guess for a in rows for guess in a.guesses)
+    if guesses:
+        screen.out.print(f"Guesses, to be replaced by your own figures: {', '.join(guesses)}.", highlight=False)
 
 
 def _span(ends: tuple[int, int]) -> str:

@@ -1,7 +1,8 @@
 """What a device draws, and what a round of training costs it. Watts, joules, seconds, megabytes (10^6 bytes).
 
-Presets are rounded from published measurements; docs/energy.md says from which. They tell an order
-of magnitude: measure your own device, and give its figures.
+Every preset says where its figures are from: `source` names a publication, and a figure named in
+`guessed` is ours. docs/energy.md has the details. Presets tell an order of magnitude: measure your
+own device, and give its figures.
 """
 
 from __future__ import annotations
@@ -23,51 +24,83 @@ class Device:
 
     active_w: power while it trains, W. sleep_w: power while it waits for the next round, W.
     step_s: seconds of one local step; it depends on the model, so a preset's is only a start.
+    source: who published the powers ("": nobody, they are guesses). guessed: figures that are not
+    from the source.
     """
 
     active_w: float
     sleep_w: float
     step_s: float = 1.0
+    source: str = ""
+    guessed: tuple[str, ...] = ("step_s",)
 
     def __post_init__(self) -> None:
         for name in ("active_w", "sleep_w", "step_s"):
             _check(name, getattr(self, name))
 
-    @property
-    def step_j(self) -> float:
-        """Energy of one local step, J."""
-        return self.active_w * self.step_s
-
 
 @dataclass(frozen=True)
 class Radio:
-    """A link to the server: joules for a megabyte, up and down."""
+    """A link to the server: what a connection and a megabyte cost, and how long they take.
+
+    up_j_per_mb, down_j_per_mb: joules for a megabyte. wake_j: joules of a connection whatever it
+    carries, from waking the radio until it sleeps again.
+    up_bit_s, down_bit_s: bits of payload a second.
+    duty_cycle: the largest part of a round in which the law lets either side transmit.
+    """
 
     up_j_per_mb: float
     down_j_per_mb: float
+    wake_j: float = 0.0
+    up_bit_s: float = math.inf
+    down_bit_s: float = math.inf
+    duty_cycle: float = 1.0
+    source: str = ""
+    guessed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("up_j_per_mb", "down_j_per_mb"):
+        for name in ("up_j_per_mb", "down_j_per_mb", "wake_j"):
             _check(name, getattr(self, name))
+        for name in ("up_bit_s", "down_bit_s"):
+            if not getattr(self, name) > 0.0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a positive number.")
+        if not 0.0 < self.duty_cycle <= 1.0:
+            raise InputError(f"duty_cycle is {self.duty_cycle}; it is a part of the time, above 0 and at most 1.")
 
+    def air_s(self, up_mb: float, down_mb: float) -> tuple[float, float]:
+        """Seconds of sending up and of listening."""
+        return up_mb * 8e6 / self.up_bit_s, down_mb * 8e6 / self.down_bit_s
+
+
+_ALL = ("active_w", "sleep_w", "step_s")
+_NVIDIA = "NVIDIA, Jetson Linux developer guide, power modes of the Jetson Nano"
+_HUANG = "Huang et al., A Close Examination of ... 4G LTE Networks, MobiSys 2012"
 
 DEVICES: dict[str, Device] = {
-    "raspberry-pi-3b": Device(active_w=2.0, sleep_w=1.4),
-    "raspberry-pi-4b": Device(active_w=3.0, sleep_w=2.2),
-    "raspberry-pi-5": Device(active_w=4.0, sleep_w=2.7),
-    "raspberry-pi-zero-2w": Device(active_w=1.8, sleep_w=0.6, step_s=2.0),
-    "jetson-nano-5w": Device(active_w=5.0, sleep_w=1.25, step_s=0.2),
-    "jetson-nano-10w": Device(active_w=10.0, sleep_w=1.25, step_s=0.1),
-    "phone": Device(active_w=4.5, sleep_w=0.03, step_s=0.3),
-    "esp32": Device(active_w=0.53, sleep_w=33e-6, step_s=20.0),
-}
+    "raspberry-pi-3b": Device(3.7, 1.4, source="Geerling, Pi Dramble power benchmarks: 730 and 260 mA"),
+    "raspberry-pi-4b": Device(5.4, 2.2, source="ChipWired, How much power a Raspberry Pi uses: high and idle load"),
+    "raspberry-pi-5": Device(8.0, 2.7, guessed=_ALL),
+    "raspberry-pi-zero-2w": Device(
+        2.6, 0.6, 2.0,
+        source="CNX Software (idle); Jacobs (1.4 W above a Zero W under load), Pi Dramble (1.2 W, a Zero)",
+    ),
+    "jetson-nano-5w": Device(5.0, 1.25, 0.2, _NVIDIA, ("sleep_w", "step_s")),
+    "jetson-nano-10w": Device(10.0, 1.25, 0.1, _NVIDIA, ("sleep_w", "step_s")),
+    "phone": Device(4.5, 0.03, 0.3, guessed=_ALL),
+    "esp32": Device(0.22, 33e-6, 20.0, "Espressif, ESP32 data sheet: 68 mA at 240 MHz, 10 uA in deep sleep, 3.3 V"),
+}  # fmt: skip
 
 RADIOS: dict[str, Radio] = {
-    "none": Radio(0.0, 0.0),
-    "wifi": Radio(up_j_per_mb=5.2, down_j_per_mb=2.2),
-    "lte": Radio(up_j_per_mb=5.0, down_j_per_mb=5.0),
-    "lora-sf7": Radio(up_j_per_mb=434.0, down_j_per_mb=135.0),
-}
+    "none": Radio(0.0, 0.0, source="nothing is sent"),
+    # Power = slope x rate + base, at the medians of the study's LTE: 6 Mbit/s up and 13 down, for both.
+    "wifi": Radio(2.4, 1.2, 0.04, 6e6, 13e6, source=_HUANG),
+    "lte": Radio(5.2, 1.2, 12.6, 6e6, 13e6, source=_HUANG),
+    # SF7, 125 kHz, coding 4/5: 242 bytes of payload take 0.4 s on air. 29 mA up (13 dBm), 11 down, 3.3 V.
+    "lora-sf7": Radio(
+        158.0, 60.0, 0.0, 4845.0, 4845.0, 0.01,
+        "Semtech, SX1276 data sheet (currents, time on air); ETSI EN 300 220 (1 % at 868 MHz)",
+    ),
+}  # fmt: skip
 
 
 def device(name: str) -> Device:
@@ -79,7 +112,21 @@ def radio(name: str) -> Radio:
     return lookup(RADIOS, name, "radio")
 
 
-def round_cost_j(
+@dataclass(frozen=True)
+class RoundCost:
+    """What taking part in one round costs, beyond what the device draws asleep."""
+
+    joules: float
+    train_s: float
+    up_s: float
+    down_s: float
+
+    @property
+    def busy_s(self) -> float:
+        return self.train_s + self.up_s + self.down_s
+
+
+def round_cost(
     computer: Device,
     link: Radio,
     *,
@@ -88,25 +135,49 @@ def round_cost_j(
     downloads: bool = True,
     round_s: float = math.inf,
     sent: float = 1.0,
-) -> float:
-    """Joules that taking part in one round costs, beyond what the device draws asleep.
+) -> RoundCost:
+    """local_steps steps of training, the update sent up, and the model fetched first if it `downloads`.
 
-    local_steps steps of training, the update sent up, and the model fetched first if it `downloads`.
-    round_s: the length of a round, s; training that does not fit into it is an error.
+    round_s: the length of a round, s; training and sending that do not fit into it, one after the
+    other and within the radio's duty cycle, are an error.
     sent: the size of the update on its way up, as a part of the model's.
 
-    >>> round_cost_j(device("raspberry-pi-4b"), radio("wifi"), local_steps=5, model_mb=4.3)
-    35.82
+    >>> round_cost(device("raspberry-pi-4b"), radio("wifi"), local_steps=5, model_mb=4.3).joules
+    31.52
     """
     if local_steps < 1:
         raise InputError(f"local_steps is {local_steps}; a round has at least one.")
     _check("model_mb", model_mb)
-    busy_s = local_steps * computer.step_s
-    if busy_s > round_s:
+    up_mb, down_mb = model_mb * sent, model_mb if downloads else 0.0
+    train_s, (up_s, down_s) = local_steps * computer.step_s, link.air_s(up_mb, down_mb)
+    compute = train_s * max(computer.active_w - computer.sleep_w, 0.0)
+    traffic = up_mb * link.up_j_per_mb + down_mb * link.down_j_per_mb + (link.wake_j if model_mb else 0.0)
+    found = RoundCost(round(compute + traffic, 12), train_s, up_s, down_s)
+    _check_fits(found, computer, link, local_steps, up_mb, down_mb, round_s)
+    return found
+
+
+def _check_fits(
+    cost: RoundCost, computer: Device, link: Radio, local_steps: int, up_mb: float, down_mb: float, round_s: float
+) -> None:
+    if cost.train_s > round_s:
         raise InputError(
-            f"{local_steps} local steps of {computer.step_s:g} s take {busy_s:g} s, and a round has {round_s:g} s; "
-            "give longer rounds, fewer steps or a faster device."
+            f"{local_steps} local steps of {computer.step_s:g} s take {cost.train_s:g} s, and a round has {round_s:g} "
+            "s; give longer rounds, fewer steps or a faster device."
         )
-    compute = busy_s * max(computer.active_w - computer.sleep_w, 0.0)
-    traffic = model_mb * (sent * link.up_j_per_mb + (link.down_j_per_mb if downloads else 0.0))
-    return round(compute + traffic, 12)
+    for way, megabytes, rate, seconds in (
+        ("up", up_mb, link.up_bit_s, cost.up_s), ("down", down_mb, link.down_bit_s, cost.down_s),
+    ):  # fmt: skip
+        allowed = link.duty_cycle * round_s
+        if seconds > allowed:
+            limit = f", of which the radio may send {link.duty_cycle:.3g}" if link.duty_cycle < 1.0 else ""
+            said = f" ({allowed:.4g} s)" if limit else ""
+            raise InputError(
+                f"{megabytes:.4g} MB {way} at {rate:.4g} bit/s take {seconds:.4g} s on air, and a round has "
+                f"{round_s:g} s{limit}{said}; give longer rounds, a smaller model, compression or a faster radio."
+            )
+    if cost.busy_s > round_s:
+        raise InputError(
+            f"{cost.train_s:.4g} s of training and {cost.up_s + cost.down_s:.4g} s on air take {cost.busy_s:.4g} s, "
+            f"and a round has {round_s:g} s; give longer rounds, fewer steps or a smaller model."
+        )

@@ -43,6 +43,11 @@ class Fleet:
     group_of: Ints | None = None  # [N] the group of each client, a number of `labels`
     message_bits: Ints | None = None  # [N] bits a number of what each client sends, where they chose
 
+    def __post_init__(self) -> None:
+        twice = [label for label in dict.fromkeys(self.labels) if self.labels.count(label) > 1]
+        if twice:
+            raise InputError(f"several groups are called '{twice[0]}'; tables tell groups apart by their names.")
+
     @classmethod
     def from_cycles(
         cls,
@@ -143,6 +148,15 @@ class Fleet:
                 cycles = self.cycles()[clients]
                 found.append((float(cycles.mean()), Group(label, clients, (int(cycles.min()), int(cycles.max())))))
         return [group for _, group in sorted(found, key=lambda pair: pair[0])]
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run that is longer than what is known of its energy."""
+        known: int | None = getattr(self.arrivals, "known_rounds", None)
+        if known is not None and rounds > known:
+            raise InputError(
+                f"the run has {rounds} rounds, and a supply that is not repeated ends after {known}; give fewer "
+                'rounds, a longer trace, or extend = "repeat".'
+            )
 
     def undivided(self, rounds: int) -> Ints:
         """Clients whose windows do not fit the horizon: their last window is cut short."""

@@ -6,6 +6,7 @@ row per site and one number per client.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -23,46 +24,65 @@ LONGEST_CYCLE = 2**31 - 1
 class Profile:
     """What a table says for the round, times the client's gain; the seed plays no part.
 
-    table: [sites, rounds] joules that one unit of source (one watt-peak of panel) gives in a round.
+    table: [sites][rounds] joules that one unit of source (one watt-peak of panel) gives in a round.
+        Each site's row is as long as what is known of it; none touches another.
     site: [N] the row of each client.
     gain: [N] rounds' cost per joule of the table: a panel's size in Wp over the cost of a round in J.
     offsets: [N] the first round in which a client has energy. Time runs on until then: a client
         that starts in round 100 finds the sun of round 100.
-    repeats: at the end of the table, start again, or give nothing from then on.
+    repeats: at the end of its row, start again, or give nothing from then on; one for all, or one a site.
     """
 
     regular: ClassVar[bool] = False
-    table: Floats
+    table: Sequence[Floats] | Floats
     site: Ints
     gain: Floats
     offsets: Ints
-    repeats: bool = True
+    repeats: bool | Sequence[bool] = True
     known_cycles: Ints | None = None  # [N] where somebody knows better than the mean, losses included
 
     def __post_init__(self) -> None:
-        table, gain = np.asarray(self.table, np.float64), np.asarray(self.gain, np.float64)
+        table, gain = tuple(np.asarray(row, np.float64) for row in self.table), np.asarray(self.gain, np.float64)
         site, offsets = np.asarray(self.site, np.int64), np.asarray(self.offsets, np.int64)
         for name, array in (("table", table), ("site", site), ("gain", gain), ("offsets", offsets)):
             object.__setattr__(self, name, array)
-        if table.ndim != 2 or table.size == 0:
-            raise InputError(f"a profile's table is [sites, rounds], at least one of each; got shape {table.shape}.")
+        if not table or any(row.ndim != 1 or row.size == 0 for row in table):
+            shapes = ", ".join(str(row.shape) for row in table) or "none"
+            raise InputError(
+                f"a profile's table is a row of rounds a site, at least one of each; got rows of {shapes}."
+            )
+        if np.ndim(self.repeats) and len(np.asarray(self.repeats)) != len(table):
+            raise InputError(
+                f"{np.size(self.repeats)} values of repeats were given for {len(table)} sites; give one each."
+            )
         if not len(site) == len(gain) == len(offsets):
             raise InputError(
                 f"a profile has {len(site)} sites, {len(gain)} gains and {len(offsets)} offsets; give one a client."
             )
-        _refuse(
-            np.any(~((table >= 0.0) & np.isfinite(table)), axis=1), "the energy of site", "is not all finite and >= 0"
-        )
+        bad = np.array([not np.all((row >= 0.0) & np.isfinite(row)) for row in table])
+        _refuse(bad, "the energy of site", "is not all finite and >= 0")
         _refuse((site < 0) | (site >= len(table)), "the site of client", f"is not one of 0 to {len(table) - 1}")
         _refuse(~((gain > 0.0) & np.isfinite(gain)), "the gain of client", "is not a finite number above 0")
         _refuse(offsets < 0, "the offset of client", "is negative; every offset is a round from 0 up")
         _refuse(self._mean == 0.0, "client", "harvests nothing in the whole table and could never train")
 
     @cached_property
+    def site_means(self) -> Floats:
+        """[sites] joules a round, each over its own row."""
+        return np.array([row.mean() for row in self.table])
+
+    @cached_property
     def _mean(self) -> Floats:
-        """[N] units a round, over the table."""
-        mean: Floats = self.table.mean(axis=1)[self.site] * self.gain
+        """[N] units a round, over the row of the client's site."""
+        mean: Floats = self.site_means[self.site] * self.gain
         return mean
+
+    @cached_property
+    def _rows(self) -> tuple[Floats, Ints, Ints, Bools]:
+        """All rows one after the other, where each starts, how long it is, and whether it repeats."""
+        lengths = np.array([len(row) for row in self.table])
+        repeats = np.broadcast_to(np.asarray(self.repeats, bool), len(lengths))
+        return np.concatenate(self.table), np.cumsum(lengths) - lengths, lengths, repeats
 
     @cached_property
     def _all_started(self) -> int:
@@ -92,15 +112,20 @@ class Profile:
         """One unit, the least there can be: what a night needs is for the battery's owner to say."""
         return np.ones(len(self.site))
 
+    @property
+    def known_rounds(self) -> int | None:
+        """Rounds up to the first end of a row that does not repeat; None: without end."""
+        _, _, lengths, repeats = self._rows
+        return None if repeats.all() else int(lengths[~repeats].min())
+
     def chance(self, round: int) -> Floats | None:
         return None
 
     def harvest(self, round: int, seed: Seeds) -> Floats:
-        rounds = self.table.shape[1]
-        if round >= rounds and not self.repeats:
-            return np.zeros(len(self.site))
+        rows, starts, lengths, repeats = self._rows
         # One number a site, which stays in the cache while the clients pick theirs.
-        amounts: Floats = self.table[:, round % rounds][self.site]
+        of_sites = np.where(repeats | (round < lengths), rows[starts + round % lengths], 0.0)
+        amounts: Floats = of_sites[self.site]
         amounts *= self.gain
         if round < self._all_started:
             amounts[self.offsets > round] = 0.0

@@ -13,9 +13,11 @@ with the choices that need least to be known about a small panel:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from everfed.energy.trace import Series
 from everfed.errors import InputError, MissingExtraError, lookup
 
 HOUR_S, DAY_S, HOURS = 3600.0, 86400.0, 8760
+TYPICAL_START_S = datetime(2001, 1, 1, tzinfo=UTC).timestamp()  # any year without a 29 February serves
 DAYS_BEFORE_MONTH = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365)
 
 ALBEDO = 0.25
@@ -86,7 +89,7 @@ def site_power(
     latitude: float | None = None,
     longitude: float | None = None,
 ) -> Series:
-    """Power of one watt-peak of panel, in W, hour by hour from 1 January, local standard time.
+    """Power of one watt-peak of panel, in W, hour by hour from 1 January, local standard time (utc_h of the series).
 
     The weather is that of one of SITES, or of a typical year in a file (path: TMY3, TMY2, EPW or
     PVGIS CSV), or a clear sky by latitude and longitude (degrees north and east).
@@ -112,21 +115,31 @@ def site_power(
         if not source.is_file():
             raise InputError(f"there is no weather file at {path}.")
         _pvlib()
-    return _power(_read_weather(source, source.stat().st_mtime_ns), tilt, azimuth, lost)
+    return _power(_read_weather(source, hashlib.sha256(source.read_bytes()).hexdigest()), tilt, azimuth, lost)
 
 
 def from_day(series: Series, day: str) -> Series:
-    """A year that starts on this day, "MM-DD", and ends where it began."""
+    """A year that starts on this day, "MM-DD", by its own clock, and ends where it began."""
     if not math.isclose(series.duration_s, 365 * DAY_S, rel_tol=1e-9):
         raise InputError(f"only a year of 365 days can start on another day; this lasts {series.duration_s:g} s.")
-    found = re.fullmatch(r"(\d\d)-(\d\d)", day) if isinstance(day, str) else None
-    month, date = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= month <= 12 or not 1 <= date <= DAYS_BEFORE_MONTH[month] - DAYS_BEFORE_MONTH[month - 1]:
-        raise InputError(f"the day is {day!r}; give it as MM-DD, such as 06-01; a typical year has no 02-29.")
+    month, date = month_and_day(day)
     steps = (DAYS_BEFORE_MONTH[month - 1] + date - 1) * DAY_S / series.step_s
     if not math.isclose(steps, round(steps), abs_tol=1e-6):
         raise InputError(f"no step of {series.step_s:g} s starts with the day {day}.")
     return Series(series.seconds, np.roll(series.power_w, -round(steps)), series.step_s)
+
+
+def month_and_day(day: str) -> tuple[int, int]:
+    """ "MM-DD" as numbers.
+
+    >>> month_and_day("06-01")
+    (6, 1)
+    """
+    found = re.fullmatch(r"(\d\d)-(\d\d)", day) if isinstance(day, str) else None
+    month, date = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= month <= 12 or not 1 <= date <= DAYS_BEFORE_MONTH[month] - DAYS_BEFORE_MONTH[month - 1]:
+        raise InputError(f"the day is {day!r}; give it as MM-DD, such as 06-01; a typical year has no 02-29.")
+    return month, date
 
 
 def _between(name: str, value: float | None, low: float, high: float) -> float:
@@ -178,7 +191,7 @@ def _power(weather: Weather, tilt: float, azimuth: float, losses: float) -> Seri
     seconds = np.arange(HOURS, dtype=np.float64) * HOUR_S
     for array in (power, seconds):
         array.setflags(write=False)  # it is shared by all who ask for it again
-    return Series(seconds, power, HOUR_S)
+    return Series(seconds, power, HOUR_S, TYPICAL_START_S, weather.utc_h)
 
 
 @lru_cache(maxsize=64)
@@ -208,8 +221,8 @@ def _clear_sky(latitude: float, longitude: float) -> Weather:
 
 
 @lru_cache(maxsize=64)
-def _read_weather(path: Path, changed_ns: int) -> Weather:
-    """The weather in a file, read again if it has changed."""
+def _read_weather(path: Path, sha256: str) -> Weather:
+    """The weather in a file, read again if its content has changed."""
     suffix = path.suffix.lower()
     kinds = {".epw": "EPW", ".tm2": "TMY2", ".csv": "TMY3"}
     if suffix not in kinds:

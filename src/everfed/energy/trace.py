@@ -1,32 +1,30 @@
 """Recorded power or energy, read from a file and cut into rounds.
 
-A trace is a CSV or Parquet file with a column of times and a column of watts or joules, evenly
+A trace is a CSV or Parquet file with a column of times and a column of power or energy, evenly
 spaced. Each row holds from its time until the next one, so energy is summed exactly, whatever
 the length of a round.
 """
 
 from __future__ import annotations
 
-import csv
+import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from everfed.arrays import Floats
-from everfed.errors import InputError, unknown
+from everfed.energy.times import read_times
+from everfed.energy.trace_file import ENERGY, UNITS, Columns, Rows, number, read_rows, shown
+from everfed.errors import InputError
 
-TIMES = ("timestamp", "time", "seconds")
-VALUES = ("power_w", "energy_j")
-
-# Clocks jitter. Times may be off by this part of a step; a row that is missing is off by all of it.
-JITTER = 0.01
 # A year of seconds fits. More is a round_s in the wrong unit, better refused than swapped to disk.
 MOST_ROUNDS = 50_000_000
+# Where rounds do not divide a supply that repeats, so many are cut before the table starts again.
+MOST_REPEATED = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +34,16 @@ class Series:
     seconds: [n] when each step starts, in s from the start of the first.
     power_w: [n] power during the step, in W (for a panel of one watt-peak: W per Wp).
     step_s: length of a step, in s.
+    start_s: when the first step starts, by the clock of the series, as if that were UTC: seconds since
+        1970 (None: no date). A typical year starts on 1 January 2001.
+    utc_h: hours that this clock is ahead of UTC (None: not known).
     """
 
     seconds: Floats
     power_w: Floats
     step_s: float
+    start_s: float | None = None
+    utc_h: float | None = None
 
     @property
     def duration_s(self) -> float:
@@ -48,45 +51,87 @@ class Series:
         return len(self.power_w) * self.step_s
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Two columns of a file as they are written; lines[i] is how a message names row i."""
-
-    path: Path
-    what: str
-    times: Sequence[Any]
-    values: Sequence[Any]
-    lines: Sequence[str]
-
-    def error(self, row: int, said: str) -> InputError:
-        return InputError(f"{self.path}, {self.lines[row]}: {said}")
-
-
-def read_trace(path: str | Path, column: str | None = None) -> Series:
+def read_trace(
+    path: str | Path,
+    column: str | None = None,
+    *,
+    time_column: str | None = None,
+    unit: str | None = None,
+    time_unit: str | None = None,
+    utc_h: float | None = None,
+    sha256: str | None = None,
+) -> Series:
     """The power in a CSV or Parquet file.
 
-    Times are in a column named timestamp, time or seconds: ISO 8601, or seconds as numbers. Values
-    are in power_w (W) or energy_j (J in the step that starts there). column: another name; it holds
-    W, or J if it ends in _j.
+    column, time_column: which to read, where the names do not tell (power_w, energy_j, "Power [mW]";
+    timestamp, time, date, seconds). unit: W, mW, J, Wh, ... and time_unit: s, ms, us, ns, min, h or
+    excel, where the names do not tell.
+    utc_h: hours that the clock of times without an offset is ahead of UTC.
+    sha256: what the content must be; a file that has changed is an error, not another result.
     """
     path = Path(path)
-    readers = {".csv": _read_csv, ".parquet": _read_parquet}
-    if path.suffix.lower() not in readers:
+    content = read_content(path)
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 and sha256 != found:
+        raise InputError(
+            f"the trace {path} has changed: its SHA-256 is {found[:12]}..., and it was {sha256[:12]}... when the "
+            "experiment was described; put the old file back, or begin a new run."
+        )
+    series = _parsed(_Content(path, content, found), Columns(column, time_column, unit, time_unit))
+    if utc_h is None:
+        return series
+    if series.start_s is None or series.utc_h is not None:
+        why = "has no dates" if series.start_s is None else "says its times' offset from UTC"
+        raise InputError(f"{path} {why}, and trace_utc_h is {utc_h:g}; it is for dates without an offset. Drop it.")
+    return Series(series.seconds, series.power_w, series.step_s, series.start_s, float(utc_h))
+
+
+def read_content(path: Path) -> bytes:
+    if path.suffix.lower() not in (".csv", ".parquet"):
         raise InputError(f"a trace is a .csv or a .parquet file; got {path}.")
     if not path.is_file():
         raise InputError(f"there is no trace at {path}.")
     try:
-        rows = readers[path.suffix.lower()](path, column)
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A file as it was read. Equal if name and content are."""
+
+    path: Path
+    content: bytes
+    sha256: str
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+
+@lru_cache(maxsize=16)
+def _parsed(file: _Content, columns: Columns) -> Series:
+    rows = read_rows(file.path, file.content, columns)
     if len(rows.values) < 2:
-        raise InputError(f"{path} has {len(rows.values)} rows of data; a trace needs two to have a step.")
-    step_s = _step(rows)
-    power = _values(rows)
-    if rows.what.endswith("_j"):
-        power = power / step_s
-    seconds: Floats = np.arange(len(power), dtype=np.float64) * step_s
-    return Series(seconds, power, step_s)
+        raise InputError(f"{file.path} has {len(rows.values)} rows of data; a trace needs two to have a step.")
+    times = read_times(rows)
+    power = _values(rows) * UNITS[rows.unit]
+    if rows.unit in ENERGY:
+        power = power / times.step_s
+    seconds: Floats = np.arange(len(power), dtype=np.float64) * times.step_s
+    for array in (power, seconds):
+        array.setflags(write=False)  # it is shared by all who ask for it again
+    return Series(seconds, power, times.step_s, times.start_s, 0.0 if times.zoned else None)
+
+
+def _values(rows: Rows) -> Floats:
+    """Every value as a number from 0 up, or an error that names the first row that is not."""
+    values = np.array([number(value) for value in rows.values])
+    bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
+    if len(bad):
+        said = f"{rows.what} is {shown(rows.values[bad[0]])}; power and energy are finite numbers from 0 up."
+        raise rows.error(int(bad[0]), said)
+    return values
 
 
 def per_round(series: Series, round_s: float) -> Floats:
@@ -94,14 +139,11 @@ def per_round(series: Series, round_s: float) -> Floats:
 
     Rounds may be shorter or longer than a step. A last round that the series does not fill is dropped.
     """
-    if isinstance(round_s, bool) or not isinstance(round_s, int | float | np.number) or not 0 < round_s < math.inf:
-        raise InputError(f"round_s is {round_s!r}; a round lasts a finite number of seconds above 0.")
     duration, step = series.duration_s, series.step_s
-    count = int(duration / round_s * (1.0 + 1e-12))
+    count = int(duration / check_round(round_s) * (1.0 + 1e-12))
     if count == 0:
         raise InputError(f"a round of {round_s:g} s is longer than the whole trace of {duration:g} s.")
-    if count > MOST_ROUNDS:
-        raise InputError(f"rounds of {round_s:g} s cut the trace into {count} rounds; at most {MOST_ROUNDS} are held.")
+    _check_count(count, round_s)
     cuts = np.arange(count + 1) * float(round_s)
     # A cut that means the start of a step must be it to the last bit, or a round of the night
     # would get a sliver of the day.
@@ -115,134 +157,39 @@ def per_round(series: Series, round_s: float) -> Floats:
     return joules
 
 
-def _read_csv(path: Path, column: str | None) -> _Rows:
-    times, values, lines = [], [], []
-    try:
-        # Spreadsheets put a byte order mark in front of the first name.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            names = [name.strip() for name in next(reader, [])]
-            when, what = _columns(path, names, column)
-            time_at, value_at = names.index(when), names.index(what)
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(names):
-                    raise InputError(f"{path}, line {reader.line_num}: {len(row)} fields, but {len(names)} columns.")
-                times.append(row[time_at].strip())
-                values.append(row[value_at].strip())
-                lines.append(f"line {reader.line_num}")
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read as CSV: {error}.") from error
-    return _Rows(path, what, times, values, lines)
+def per_round_repeated(series: Series, round_s: float, begins_s: float = 0.0) -> Floats:
+    """Joules in each round of a series without end, its copies one after the other.
+
+    The first round begins begins_s seconds into the series. There are as many rounds as it takes to
+    come back to that moment, so that they may be repeated; where that takes more than MOST_REPEATED,
+    the last part of a round is dropped there.
+    """
+    duration, step = series.duration_s, series.step_s
+    ratio = duration / check_round(round_s)
+    exact = Fraction(ratio).limit_denominator(MOST_REPEATED)
+    most = max(MOST_REPEATED, int(ratio))
+    count = exact.numerator if abs(float(exact) - ratio) <= 1e-12 * ratio else most
+    count = max(min(count, most), 1)
+    _check_count(count, round_s)
+    moved = begins_s / step
+    if exact.denominator == 1 and count == exact.numerator and math.isclose(moved, round(moved), abs_tol=1e-9):
+        return per_round(Series(series.seconds, np.roll(series.power_w, -round(moved)), step), round_s)
+    cuts = begins_s + np.arange(count + 1) * float(round_s)
+    nearest = np.rint(cuts / step) * step
+    cuts = np.where(np.abs(cuts - nearest) <= 1e-9 * step + 4.0 * np.spacing(cuts), nearest, cuts)
+    copies, inside = np.divmod(cuts, duration)
+    until = np.append(0.0, np.cumsum(series.power_w * step))
+    so_far = np.interp(inside, np.arange(len(until)) * step, until)
+    joules: Floats = np.maximum(np.diff(copies) * until[-1] + np.diff(so_far), 0.0)
+    return joules
 
 
-def _read_parquet(path: Path, column: str | None) -> _Rows:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        when, what = _columns(path, pq.read_schema(path).names, column)
-        table = pq.read_table(path, columns=[when, what])
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{path} cannot be read as Parquet: {error}.") from error
-    times = table[when]
-    if pa.types.is_date(times.type):
-        times = times.cast(pa.timestamp("us"))
-    if pa.types.is_timestamp(times.type):
-        count = times.cast(pa.timestamp("us", times.type.tz), safe=False).cast(pa.int64()).to_pylist()
-        seconds: list[Any] = [None if c is None else c / 1e6 for c in count]
-    else:
-        seconds = times.to_pylist()
-    values = table[what].to_pylist()
-    return _Rows(path, what, seconds, values, [f"row {row}" for row in range(1, len(values) + 1)])
+def check_round(round_s: float) -> float:
+    if isinstance(round_s, bool) or not isinstance(round_s, int | float | np.number) or not 0 < round_s < math.inf:
+        raise InputError(f"round_s is {round_s!r}; a round lasts a finite number of seconds above 0.")
+    return float(round_s)
 
 
-def _columns(path: Path, names: Sequence[str], column: str | None) -> tuple[str, str]:
-    """The names of the columns of times and of values."""
-    when = [name for name in TIMES if name in names]
-    if not when:
-        raise InputError(
-            f"{path} has no column of times, named {' or '.join(TIMES)}; it has {', '.join(names) or 'none'}."
-        )
-    if column is not None:
-        if column not in names:
-            raise InputError(f"{path}: {unknown('column', column, names)}")
-        return when[0], column
-    what = [name for name in VALUES if name in names]
-    if len(what) == 2:
-        raise InputError(f"{path} has both {' and '.join(VALUES)}; say which column to read.")
-    if not what:
-        others = [name for name in names if name != when[0]]
-        near = [unknown("column", name, VALUES) for name in others]
-        hint = next((f" {said}" for said in near if "Did you mean" in said), "")
-        raise InputError(
-            f"{path} has no column {' or '.join(VALUES)}; it has {', '.join(names)}.{hint} "
-            "Rename it, or say which column to read."
-        )
-    return when[0], what[0]
-
-
-def _values(rows: _Rows) -> Floats:
-    """Every value as a number from 0 up, or an error that names the first row that is not."""
-    values = np.array([_number(value) for value in rows.values])
-    bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
-    if len(bad):
-        said = f"{rows.what} is {_shown(rows.values[bad[0]])}; power and energy are finite numbers from 0 up."
-        raise rows.error(int(bad[0]), said)
-    return values
-
-
-def _step(rows: _Rows) -> float:
-    """The time from row to row, in s, or an error that names the row that comes early or late."""
-    seconds = _seconds(rows)
-    apart = np.diff(seconds)
-    back = np.flatnonzero(apart <= 0.0)
-    if len(back):
-        raise rows.error(int(back[0]) + 1, "its time is not after that of the row before it; sort the rows by time.")
-    usual = float(np.sort(apart)[(len(apart) - 1) // 2])
-    uneven = np.flatnonzero(np.abs(apart - usual) > JITTER * usual)
-    if len(uneven):
-        row, off = int(uneven[0]) + 1, float(apart[uneven[0]])
-        if off > usual:
-            said = f"a gap of {off:g} s before it, where rows are {usual:g} s apart; fill it in, or cut the trace."
-        else:
-            said = f"only {off:g} s after the row before it, where rows are {usual:g} s apart; make the steps even."
-        raise rows.error(row, said)
-    return float(seconds[-1] - seconds[0]) / (len(seconds) - 1)
-
-
-def _seconds(rows: _Rows) -> Floats:
-    """Times in seconds from the first; the first row says whether they are numbers or dates."""
-    numbers = math.isfinite(_number(rows.times[0]))
-    times: list[Any] = [_number(time) if numbers else _date(time) for time in rows.times]
-    for row, time in enumerate(times):
-        if time is None or (isinstance(time, float) and not math.isfinite(time)):
-            kind = "a finite number of seconds, as in the first row" if numbers else "a date as in 2026-06-01T12:00:00"
-            raise rows.error(row, f"the time is {_shown(rows.times[row])}; it must be {kind}.")
-        if isinstance(time, datetime) and (time.tzinfo is None) != (times[0].tzinfo is None):
-            raise rows.error(row, "the time has an offset from UTC and those before it have none, or the reverse.")
-    if numbers:
-        return np.array(times, np.float64) - float(times[0])
-    # Without an offset, every day has 24 hours: summer time would make a gap and an overlap.
-    dates = [time if time.tzinfo else time.replace(tzinfo=UTC) for time in times]
-    return np.array([(date - dates[0]).total_seconds() for date in dates])
-
-
-def _number(value: Any) -> float:
-    """The value as a float; nan if it is none."""
-    try:
-        return math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def _date(value: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _shown(value: Any) -> str:
-    return "missing" if value is None or value == "" else str(value)
+def _check_count(count: int, round_s: float) -> None:
+    if count > MOST_ROUNDS:
+        raise InputError(f"rounds of {round_s:g} s cut the trace into {count} rounds; at most {MOST_ROUNDS} are held.")

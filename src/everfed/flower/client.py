@@ -119,10 +119,12 @@ def _read(plan: Arrays, round: int) -> Choice:
 
 def fingerprint(experiment: Experiment | Path | str, run_config: Mapping[str, Any]) -> str:
     """A short name of an experiment, the same on every device: what is kept of one run is not used in another."""
+    from everfed import config
+
     if isinstance(experiment, Path | str):
         content = Path(experiment).read_bytes()
+        if b"trace" in content:  # what the file names is part of it
+            content = config.identity(config.from_dict(config.read(Path(experiment)))).encode()
     else:
-        from everfed import config
-
-        content = config.to_toml(experiment).encode()
+        content = config.identity(experiment).encode()
     return hashlib.sha256(content + str(run_config.get("set") or "").encode()).hexdigest()[:16]

@@ -75,8 +75,8 @@ def compare(
         try:
             params = task.layout.flatten(task.module)
             rules, note = _copyable(task.gradients)
-            few = {"local_steps": min(task.local_steps, _STEPS), "most_at_once": len(clients)}
-            task = replace(task, gradients=rules, starts=None, **few)  # both ways start from the server's weights
+            steps = min(task.local_steps, _STEPS)
+            task = replace(task, gradients=rules, local_steps=steps, most_at_once=len(clients), starts=None)
             plain = _plainly(task, params, clients)
         except Exception as error:  # the model's own code, which may raise anything; the run will meet it as well
             return Check(who, note=f"it failed ({_first_line(error)})")

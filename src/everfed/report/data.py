@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from everfed.arrays import Floats
 from everfed.config import to_dict
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError
+from everfed.errors import EverfedWarning, InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.report.distinct import distinct
@@ -41,7 +42,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
     fleets = _Fleets()
     edges = _edges(begun)
     unit, books = Unit.of(begun), accounts(begun)
-    bodies = [_line(line, edges, unit, [fleets.size(run.experiment) for run in line.runs]) for line in drawn]
+    bodies = [_line(line, edges, unit, [fleets.size(run) for run in line.runs]) for line in drawn]
     for body, verdict in zip(bodies, verdicts(drawn), strict=True):
         body["verdict"] = verdict
     return {
@@ -168,13 +169,20 @@ class _Fleets:
         self.place: dict[Any, int] = {}
         self.built: list[Fleet] = []
 
-    def size(self, experiment: Experiment) -> int:
-        return len(self.built[self.add(experiment)])
+    def size(self, run: StoredRun) -> int:
+        return len(self.built[self.add(run.experiment, run)])
 
-    def add(self, experiment: Experiment) -> int:
+    def add(self, experiment: Experiment, run: StoredRun | None = None) -> int:
         spec = fleet_key(experiment)
         if spec not in self.place:
             fleet = experiment.make_fleet()
+            if run is not None and fleet.unit_j is not None and run.path.exists() and "fleet" not in run.environment:
+                warnings.warn(
+                    f"the run '{run.name}' is of an older version: cycles and batteries of its devices are recomputed "
+                    "by the rules of this one, and may differ from what they were.",
+                    EverfedWarning,
+                    stacklevel=2,
+                )
             clients = sample(fleet, MOST_CLIENTS)
             groups = fleet.groups()
             step = max(1, math.ceil(len(groups) / _BATTERIES))

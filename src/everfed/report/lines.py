@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.config import differences, to_dict
+from everfed.config import by_content, differences, to_dict
 from everfed.errors import InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
@@ -44,7 +44,7 @@ FleetKey = tuple[Any, ...]
 
 def fleet_key(experiment: Experiment) -> FleetKey:
     """All that `make_fleet` depends on: equal keys, equal fleets, so that each is built once."""
-    return experiment.fleet, experiment.local_steps, experiment.compression
+    return by_content(experiment).fleet, experiment.local_steps, experiment.compression
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,7 @@ def plan(
 def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
     if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or not 1 <= rounds < 2**32:
         raise InputError(f"rounds is {rounds!r}; it must be a whole number of at least 1 and below 2**32.")
+    fleet.check_rounds(int(rounds))
     cut = fleet.undivided(int(rounds))
     if len(cut) == 0:
         return

@@ -82,11 +82,11 @@ def commit(unfinished: Path, target: Path) -> None:
         os.close(folder)
 
 
-def write_atomically(target: Path, content: str) -> None:
-    """A small text file that is either the old one or the new one."""
+def write_atomically(target: Path, content: str | bytes) -> None:
+    """A small file that is either the old one or the new one."""
     unfinished = target.with_name(target.name + ".unfinished")
     try:
-        unfinished.write_text(content)
+        unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
         commit(unfinished, target)
     except OSError:
         unfinished.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from everfed.energy.physical import DeviceFleet
+from everfed.experiment import Experiment
 from everfed.learning import Trainer
 
 _PACKAGES = ("everfed", "torch", "numpy", "pyarrow", "safetensors", "scikit-learn")
@@ -40,6 +42,16 @@ def training(trainer: Trainer) -> dict[str, Any]:
     it compared with plain autograd before the run (None where it was not to be compared)."""
     check = trainer.check.to_dict() if trainer.check else None
     return {"trainer": type(trainer).__name__, "at_once": trainer.at_once, "parts": trainer.explain(), "check": check}
+
+
+def fleet_assumptions(experiment: Experiment) -> dict[str, Any]:
+    """What the cycles of a fleet of devices followed from, and the SHA-256 of its traces."""
+    fleet = experiment.fleet
+    if not isinstance(fleet, DeviceFleet):
+        return {}
+    rows = [row.to_dict() for row in fleet.assumptions(experiment.local_steps, experiment.compression)]
+    traces = {Path(g.trace).name: g.trace_sha256 for g in fleet.groups if g.trace}
+    return {"fleet": rows, "traces": traces}
 
 
 def _version(package: str) -> str | None:

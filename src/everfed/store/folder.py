@@ -1,6 +1,7 @@
 """A run's folder: what is in it, who may write to it, and how to read it back.
 
 experiment.toml              the experiment as run, every default written out
+traces/                      the recorded supplies that it names, as they were when it began
 environment.json             versions, hardware and trainer, one entry for each time the run was started
 records.arrow                one row a round
 checkpoint-*.safetensors     until the run is done
@@ -11,6 +12,7 @@ result.json                  when it has ended: state and final metrics
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -22,6 +24,7 @@ from safetensors.torch import load_file
 from everfed import config
 from everfed.errors import InputError
 from everfed.experiment import Experiment
+from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
 from everfed.store.records import read_records
 from everfed.store.run import StoredRun
@@ -41,18 +44,33 @@ class RunFolder:
         self.path = path
         self.lock: IO[str] | None = None
 
-    def hold(self, experiment: Experiment) -> None:
-        """Create the folder or take it up again; refuse if it is another experiment's, or in use."""
+    def hold(self, experiment: Experiment) -> Experiment:
+        """Create the folder or take it up again; refuse if it is another experiment's, or in use.
+
+        Returns the experiment as stored: its traces are the copies in the folder.
+        """
+        pinned = experiment.pinned()
+        if _traces(pinned) and not (self.path / "experiment.toml").exists():
+            pinned.make_fleet()  # a trace that cannot be read is refused before a folder is tied to it
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = _lock(self.path)
             if not (self.path / "experiment.toml").exists():
-                write_atomically(self.path / "experiment.toml", config.to_file(experiment))
+                _write_experiment(self.path, pinned)
         except OSError as error:
             self.release()
             raise disk_error(self.path, error) from error
+        except InputError:
+            self.release()
+            raise
         stored = read_experiment(self.path)
-        different = config.differences(stored, experiment)
+        try:
+            legacy.check_resumable(self.path, stored)
+            _check_traces(self.path, stored, pinned)
+        except InputError:
+            self.release()
+            raise
+        different = config.differences(stored, pinned)
         if different:
             self.release()
             said = "; ".join(f"{key} was {was!r}, now {now!r}" for key, (was, now) in different.items())
@@ -60,6 +78,7 @@ class RunFolder:
                 f"the run folder '{self.path}' holds another experiment: {said}. "
                 "Resume it unchanged, or choose another folder."
             )
+        return stored
 
     def release(self) -> None:
         if self.lock:
@@ -110,7 +129,52 @@ def find_runs(root: str | Path) -> list[Path]:
 
 
 def read_experiment(folder: Path) -> Experiment:
-    return config.from_dict(config.read(folder / "experiment.toml"))
+    return config.from_dict(legacy.upgraded(config.read(folder / "experiment.toml")))
+
+
+def _write_experiment(folder: Path, experiment: Experiment) -> None:
+    """The experiment, and copies of what it names, by paths that are relative to it."""
+
+    def copied(path: str, sha256: str) -> str:
+        place = Path("traces") / sha256[:12] / Path(path).name
+        content = Path(path).read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise InputError(f"the trace {path} has changed since the run was described; describe it again.")
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / place, content)
+        return str(place)
+
+    places = {path: copied(path, sha256) for path, sha256 in _traces(experiment)}
+    # Paths of an experiment are absolute; those of its file are not, so that a folder can be moved.
+    text = config.to_file(experiment)
+    for path, place in places.items():
+        text = text.replace(
+            f"trace = {json.dumps(path, ensure_ascii=False)}", f"trace = {json.dumps(place, ensure_ascii=False)}"
+        )
+    write_atomically(folder / "experiment.toml", text)
+
+
+def _traces(experiment: Experiment) -> list[tuple[str, str]]:
+    """(path, SHA-256) of every file that the experiment names."""
+    found: list[tuple[str, str]] = []
+
+    def note(path: str, sha256: str) -> str:
+        found.append((path, sha256))
+        return path
+
+    experiment.fleet.with_files(note)
+    return found
+
+
+def _check_traces(folder: Path, stored: Experiment, now: Experiment) -> None:
+    """A run goes on with the energy it began with."""
+    for (kept, was), (path, is_now) in zip(_traces(stored), _traces(now), strict=False):
+        if was and Path(kept).name == Path(path).name and was != is_now:
+            raise InputError(
+                f"the trace {path} is not the one that the run in '{folder}' began with: its SHA-256 is "
+                f"{is_now[:12]}..., and that of the copy there is {was[:12]}...; put the old file back, or choose "
+                "another folder."
+            )
 
 
 def is_running(folder: Path) -> bool:

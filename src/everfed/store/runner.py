@@ -14,7 +14,7 @@ from everfed.errors import DivergenceError, EverfedWarning
 from everfed.experiment import Experiment
 from everfed.simulate import RoundRecord, Simulation
 from everfed.store.checkpoint import Checkpoint, checkpoints, commit, load_checkpoints, save_checkpoint
-from everfed.store.environment import environment
+from everfed.store.environment import environment, fleet_assumptions
 from everfed.store.folder import RunFolder, disk_error
 from everfed.store.records import RecordsFile, read_records
 
@@ -42,7 +42,7 @@ def stored_rounds(
     on_start: is shown the run when it is set up, before its first round.
     """
     folder = RunFolder(path)
-    folder.hold(experiment)
+    experiment = folder.hold(experiment)
     try:
         result = folder.result()
         if result and (result["state"] == "done" or on_divergence == "stop"):
@@ -78,7 +78,8 @@ class _Writing:
         _restore(self.simulation, self.records)
         found = environment(self.simulation.device, experiment.precision, self.simulation.trainer)
         kept = self.simulation.aggregator.explain()
-        folder.add_environment({**found, "server_keeps": kept, "from_round": self.simulation.done})
+        described = fleet_assumptions(experiment)
+        folder.add_environment({**found, "server_keeps": kept, "from_round": self.simulation.done, **described})
 
     def rounds(self, stop: Callable[[], bool]) -> Iterator[RoundRecord]:
         simulation, last = self.simulation, None

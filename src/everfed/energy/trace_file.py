@@ -1,0 +1,242 @@
+"""Two columns of a CSV or Parquet file as they are written: one of times, one of power or energy.
+
+Files come from data loggers and spreadsheets: separated by commas, semicolons or tabs, with a byte
+order mark, comments, decimal commas and units in their headers. What could be read in two ways is
+refused with the key that decides.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everfed.errors import InputError, unknown
+
+# Watts or joules in one of each unit.
+POWER = {"W": 1.0, "mW": 1e-3, "uW": 1e-6, "kW": 1e3}
+ENERGY = {"J": 1.0, "mJ": 1e-3, "uJ": 1e-6, "kJ": 1e3, "Wh": 3600.0, "mWh": 3.6, "kWh": 3.6e6}
+UNITS = {**POWER, **ENERGY}
+# Seconds in one of each unit; a spreadsheet counts days.
+TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "excel": 86_400.0}
+
+_TIME_NAMES = ("timestamp", "time", "datetime", "date", "epoch", "unixtime")
+_SECONDS = ("seconds", "second", "secs")
+_UTC = ("utc", "gmt")
+_BRACKETS = re.compile(r"(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]")
+
+
+class Columns(NamedTuple):
+    """Which columns of a file to read, and their units; None: as the headers say."""
+
+    value: str | None = None
+    time: str | None = None
+    unit: str | None = None
+    time_unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Two columns of a file as they are written; lines[i] is how a message names row i."""
+
+    path: Path
+    what: str
+    unit: str
+    time_unit: str | None
+    utc: bool  # whether the name of the column of times says so
+    times: Sequence[Any]
+    values: Sequence[Any]
+    lines: Sequence[str]
+
+    def error(self, row: int, said: str) -> InputError:
+        return InputError(f"{self.path}, {self.lines[row]}: {said}")
+
+
+def read_rows(path: Path, content: bytes, columns: Columns) -> Rows:
+    """The columns of a file of this name and content."""
+    readers = {".csv": _read_csv, ".parquet": _read_parquet}
+    if columns.unit is not None and columns.unit not in UNITS:
+        raise InputError(f"{path}: {unknown('unit', columns.unit, UNITS)}")
+    if columns.time_unit is not None and columns.time_unit not in TIME_UNITS:
+        raise InputError(f"{path}: {unknown('time_unit', columns.time_unit, TIME_UNITS)}")
+    return readers[path.suffix.lower()](path, content, columns)
+
+
+def number(value: Any) -> float:
+    """The value as a float; nan if it is none."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def shown(value: Any) -> str:
+    return "missing" if value is None or value == "" else str(value)
+
+
+def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
+    try:
+        # Spreadsheets put a byte order mark in front of the first name.
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} cannot be read as CSV: {error}.") from error
+    separator = _separator(text)
+    times, values, lines = [], [], []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        names: list[str] = []
+        for row in reader:
+            if not any(field.strip() for field in row) or row[0].lstrip().startswith("#"):
+                continue
+            if not names:
+                names = [name.strip() for name in row]
+                when, what, unit, time_unit, utc = _choose(path, names, columns)
+                time_at, value_at = names.index(when), names.index(what)
+                continue
+            if len(row) != len(names):
+                raise InputError(f"{path}, line {reader.line_num}: {len(row)} fields, but {len(names)} columns.")
+            times.append(row[time_at].strip())
+            values.append(row[value_at].strip())
+            lines.append(f"line {reader.line_num}")
+    except csv.Error as error:
+        raise InputError(f"{path} cannot be read as CSV: {error}.") from error
+    if not names:
+        raise InputError(f"{path} has no line of column names; a trace needs a column of times and one of power.")
+    rows = Rows(path, what, unit, time_unit, utc, times, values, lines)
+    return rows if separator == "," else _with_points(rows)
+
+
+def _separator(text: str) -> str:
+    """What the first line that is no comment is separated by."""
+    header = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return next((mark for mark in (";", "\t") if mark in header), ",")
+
+
+def _with_points(rows: Rows) -> Rows:
+    """Numbers with decimal commas, as they are written where commas do not separate columns."""
+    times = _points(rows, rows.times, "the time") if _are_numbers(rows.times) else rows.times
+    return replace(rows, times=times, values=_points(rows, rows.values, rows.what))
+
+
+def _are_numbers(texts: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"[+-]?[\d.,]+", text) for text in texts)
+
+
+def _points(rows: Rows, texts: Sequence[str], what: str) -> Sequence[str]:
+    commas = [row for row, text in enumerate(texts) if "," in text]
+    # "1,234" alone is one and a bit, or a thousand; "0,234" and "1,2" are not.
+    decimal = any(not re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+", texts[row]) for row in commas)
+    if commas and (not decimal or any("." in text for text in texts)):
+        said = f"{what} is {texts[commas[0]]}, whose comma may stand for decimals or thousands"
+        raise rows.error(commas[0], f"{said}; write it with a decimal point.")
+    return [text.replace(",", ".") if text.count(",") == 1 else text for text in texts]
+
+
+def _read_parquet(path: Path, content: bytes, columns: Columns) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        when, what, unit, time_unit, utc = _choose(path, file.schema_arrow.names, columns)
+        table = file.read(columns=[when, what])
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} cannot be read as Parquet: {error}.") from error
+    times = table[when]
+    if pa.types.is_date(times.type):
+        times = times.cast(pa.timestamp("us"))
+    if pa.types.is_timestamp(times.type):
+        # Instants are kept in UTC: in another zone, subtraction would follow its clock through summer time.
+        times = times.cast(pa.timestamp("us", "UTC" if times.type.tz else None), safe=False)
+    values = table[what].to_pylist()
+    return Rows(
+        path, what, unit, time_unit, utc, times.to_pylist(), values, [f"row {row}" for row in range(1, len(values) + 1)]
+    )
+
+
+def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, str, str, str | None, bool]:
+    """The columns of times and of values, their units, and whether the times are said to be UTC."""
+    for asked, key in ((columns.value, "column"), (columns.time, "time_column")):
+        if asked is not None and asked not in names:
+            raise InputError(f"{path}: {unknown(key, asked, names)}")
+    listed = ", ".join(names) or "none"
+    when = _only(
+        path, columns.time, [name for name in names if _is_time(name)], "time_column",
+        f"no column of times, named {', '.join(_TIME_NAMES)} or seconds; it has {listed}. Say which with time_column.",
+    )  # fmt: skip
+    candidates = [name for name in names if name != when and _unit_of(name, UNITS)]
+    what = _only(
+        path, columns.value, candidates, "column",
+        f"no column whose name says that it is power or energy, such as power_w, energy_j or Power [mW]; it has "
+        f"{listed}. Say which with column, and its unit with unit.",
+    )  # fmt: skip
+    for name in {when, what}:
+        if list(names).count(name) > 1:
+            raise InputError(f"{path} has {list(names).count(name)} columns '{name}'; give each a name of its own.")
+    unit = _agreed(path, what, _unit_of(what, UNITS), columns.unit, "unit")
+    if unit is None:
+        raise InputError(
+            f"{path}: the name of column '{what}' does not say what it is in; say it with unit, one of "
+            f"{', '.join(UNITS)}."
+        )
+    said = "s" if _base(when) in _SECONDS else _unit_of(when, TIME_UNITS)
+    return when, what, unit, _agreed(path, when, said, columns.time_unit, "time_unit"), _tail(when) in _UTC
+
+
+def _only(path: Path, asked: str | None, candidates: Sequence[str], key: str, none: str) -> str:
+    if asked is not None:
+        return asked
+    if not candidates:
+        raise InputError(f"{path} has {none}")
+    if len(set(candidates)) > 1:
+        raise InputError(
+            f"{path} has several columns that may be meant, {', '.join(candidates)}; say which with {key}."
+        )
+    return candidates[0]
+
+
+def _agreed(path: Path, name: str, said: str | None, asked: str | None, key: str) -> str | None:
+    if said and asked and said != asked:
+        raise InputError(
+            f"{path}: the column '{name}' is in {said} by its name, and {key} is {asked}; drop one of them."
+        )
+    return asked or said
+
+
+def _is_time(name: str) -> bool:
+    base = _base(name)
+    return base in _SECONDS or base in _TIME_NAMES
+
+
+def _base(name: str) -> str:
+    """A name in lower case, without its unit."""
+    bracketed = _BRACKETS.fullmatch(name)
+    base = (bracketed[1] if bracketed else name).strip().lower()
+    stem, _, tail = base.rpartition("_")
+    return stem if stem and (tail in TIME_UNITS or tail in _UTC) else base
+
+
+def _tail(name: str) -> str:
+    """What stands in brackets or behind the last underscore, in lower case."""
+    bracketed = _BRACKETS.fullmatch(name)
+    return (bracketed[2] if bracketed else name.rpartition("_")[2]).lower()
+
+
+def _unit_of(name: str, units: dict[str, float]) -> str | None:
+    """The unit that a header gives, "Power [mW]" or power_mw; None if it gives none.
+
+    Behind an underscore case is free but for the capital M of mega, which is no unit here.
+    """
+    bracketed = _BRACKETS.fullmatch(name)
+    if bracketed:
+        said = bracketed[2].replace("\u00b5", "u").replace("\u03bc", "u")
+        return said if said in units else None
+    tail = name.rpartition("_")[2] if "_" in name else ""
+    if tail.startswith("M"):
+        return None
+    return next((unit for unit in units if unit.lower() == tail.lower()), None)
