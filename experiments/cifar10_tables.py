@@ -35,6 +35,9 @@ CONTROL_TITLES = {
 
 # ---- the runs in short ----
 
+# Tables of stages that may not have been run: a page without a place for them goes without.
+OPTIONAL = ("controls", "more methods", "adam")
+
 
 def from_lines(results: Path) -> list[Record]:
     """The runs of a results file, those of the earlier study's that were tuned with among them."""
@@ -194,7 +197,8 @@ def batch_table(runs: Sequence[Record]) -> str:
     rows = []
     for case, label in zip(cases, labels, strict=True):
         found = [finals(runs, case, method) for method in COMPARED]
-        count = max(map(seeds_of, found))
+        counts = sorted({seeds_of(f) for f in found if f})
+        count = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         rows.append([f"{label}, {count} seeds", *[f"{cell(f, 'last')} ({rate_of(f)})" if f else "" for f in found]])
     return markdown(["test accuracy %, at the chosen rate", *map(TITLES.get, COMPARED)], rows)
 
@@ -337,5 +341,13 @@ def tables(runs: Sequence[Record]) -> str:
 def fill(results: Path, out: Path) -> None:
     """Put the tables into the pages."""
     runs = load(results)
-    fill_page(out / "cifar10.md", figure_blocks(runs))
-    fill_page(out / "non_iid.md", skewed_blocks(runs))
+    for page, blocks in (("cifar10.md", figure_blocks(runs)), ("non_iid.md", skewed_blocks(runs))):
+        text = (out / page).read_text(encoding="utf-8")
+        fill_page(
+            out / page,
+            {
+                name: block
+                for name, block in blocks.items()
+                if name not in OPTIONAL or f"<!-- table: {name} -->" in text
+            },
+        )

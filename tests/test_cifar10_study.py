@@ -255,6 +255,16 @@ def test_tables_json_and_pictures_from_the_results_file(cifar10, told, tmp_path)
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("cifar10.png", "non_iid.png"))
 
 
+def test_the_pages_say_what_the_json_says(told, tmp_path):
+    """Their tables, filled in again from the published JSON, are the published ones."""
+    docs = SCRIPT.parents[1] / "docs" / "results"
+    for name in ("cifar10.json", "non_iid.json", "cifar10.md", "non_iid.md"):
+        (tmp_path / name).write_bytes((docs / name).read_bytes())
+    told.fill(tmp_path, tmp_path)
+    for name in ("cifar10.md", "non_iid.md"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (docs / name).read_text(encoding="utf-8")
+
+
 def test_numpy_and_torch_are_enough_to_train():
     code = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import cifar10; print(*sys.modules)"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

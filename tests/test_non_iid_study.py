@@ -261,29 +261,12 @@ def test_json_and_figure_need_to_know_where_to(non_iid, monkeypatch, capsys):
     assert "figure needs --out" in capsys.readouterr().err
 
 
-def test_the_page_says_what_the_json_says(non_iid, told):
-    """The published tables of accuracies and optimisers, worked out again from the published JSON."""
+def test_the_page_says_what_the_json_says(told):
+    """The published table of optimisers, worked out again from the JSON of the study that made it."""
     docs = SCRIPT.parents[1] / "docs" / "results"
     runs, page = told.short_runs(docs / "non_iid-first.json"), (docs / "non_iid.md").read_text(encoding="utf-8")
-
-    def values(key, **wanted):
-        return [100 * run[key] for run in runs if all(run[k] == v for k, v in wanted.items())]
-
-    def spread(found):
-        return f"{np.mean(found):.1f} ± {np.std(found, ddof=1):.1f}"
-
-    assert len(runs) == non_iid.Study(SMALL).total()
-    for split in non_iid.SPLITS:
-        finals = [{"part": "final", "split": split, "method": method} for method in non_iid.COMPARED]
-        cells = [f"{spread(values('last5', **w))} / {spread(values('rare', **w))}" for w in finals]
-        assert f"| {' | '.join([split, *cells])} |" in page
-        cells = [f"{spread(values('worst', **w))} / {spread(values('wiggle', **w))}" for w in finals]
-        losses = [np.mean(values("train_loss", **w)) / 100 for w in finals]
-        more = [f"{c} / {loss:.2f}" for c, loss in zip(cells, losses, strict=True)]
-        assert f"| {' | '.join([split, *more])} |" in page
-    for run in runs:
-        if run["part"] in ("adam", "control"):
-            row = next(
-                r for r in page.splitlines() if r.startswith(f"| {run['split']}, {run['client']} {run['rate']:g}")
-            )
-            assert f"{100 * run['last5']:.1f} / {100 * run['rare']:.1f}" in row
+    shown = [run for run in runs if run["part"] in ("adam", "control")]
+    assert shown
+    for run in shown:
+        row = next(r for r in page.splitlines() if r.startswith(f"| {run['split']}, {run['client']} {run['rate']:g}"))
+        assert f"{100 * run['last5']:.1f} / {100 * run['rare']:.1f}" in row
