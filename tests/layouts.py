@@ -34,10 +34,11 @@ def read_only(values: np.ndarray) -> np.ndarray:
 
 
 def mapped(values: np.ndarray, fortran: bool = False) -> np.ndarray:
-    """Mapped from a file, which ends with the test run's temporary folder."""
-    path = Path(tempfile.mkdtemp(prefix="everfed-test-")) / "values.npy"
-    np.save(path, np.asfortranarray(values) if fortran else values)
-    return np.load(path, mmap_mode="r")
+    """Mapped from a file; its name is gone at once, its content with the mapping."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "values.npy"
+        np.save(path, np.asfortranarray(values) if fortran else values)
+        return np.load(path, mmap_mode="r")
 
 
 class Sub(np.ndarray):

@@ -95,7 +95,7 @@ def test_run_explains_how_it_would_train_and_does_not(everfed, tmp_path):
     for arguments in ([], ["--trainer", "one-by-one"]):
         document = json.loads(everfed("run", *SMALL, *arguments, "--explain", "--json").out)
         said = everfed("run", *SMALL, *arguments, "--explain").out
-        assert list(document) == ["device", "precision", "trainer", "at_once", "parts", "server_keeps"]
+        assert list(document) == ["device", "precision", "trainer", "at_once", "parts", "check", "server_keeps"]
         assert document["server_keeps"] == []
         assert (document["device"], document["precision"]) == ("cpu", "float32")
         assert (document["trainer"], document["at_once"]) == (("OneByOne", 1) if arguments else ("Batched", 8))
