@@ -163,7 +163,7 @@ def test_the_default_experiment_is_the_digits_preset():
 
 def test_cifar10_by_energy_is_the_papers_but_for_split_and_optimiser():
     paper, skewed = (config.from_dict(presets.content(name)) for name in ("paper-cifar10", "cifar10-by-energy"))
-    assert skewed == replace(paper, split=ByEnergy(0.5), client=SGD(0.1))
+    assert skewed == replace(paper, split=ByEnergy(0.5), client=SGD(0.2))
 
 
 def test_the_schema_accepts_what_is_written_and_refuses_unknown_keys():
