@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from everfed import config, presets, sweep
+from everfed.stats import summarize
 
 # (label, changes to the preset): what isolates one mechanism each.
 CONTROLS: list[tuple[str, dict[str, Any]]] = [
@@ -87,8 +88,10 @@ def main() -> None:
     for label, group in rows:
         done = [stored[run.folder] for run in group]
         finals = [run.final.accuracy for run in done if run.final and run.final.accuracy is not None]
-        table[label] = {**sweep.Spread.of(finals).to_dict(), "values": finals, "state": [run.state for run in done]}
-        print(f"{label:55s} {100 * table[label]['mean']:5.1f} ± {100 * table[label]['sd']:.1f}  {finals}", flush=True)
+        table[label] = {**summarize(finals).to_dict(), "values": finals, "state": [run.state for run in done]}
+        sd = table[label]["sd"]
+        words = "1 seed" if sd is None else f"± {100 * sd:.1f} (sd)"
+        print(f"{label:55s} {100 * table[label]['mean']:5.1f} {words}  {finals}", flush=True)
     summary = {
         "seconds": time.monotonic() - began,
         "settings": {k: str(v) for k, v in vars(options).items()},

@@ -107,7 +107,7 @@ def remote_run(
             "devices; choose another, such as sum or ht-varp."
         )
     protocol = Protocol(
-        experiment.make_fleet(), experiment.policy, run.data.shares(), experiment.seed,
+        experiment.make_fleet(), experiment.policy, run.data.shares(), experiment.seeds.schedule,
         terms=terms, roster=roster, folder=folder,
     )  # fmt: skip
     rounds = RemoteRounds(run, protocol, grid)

@@ -15,11 +15,12 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
-from everfed.report.lines import Curve, Line, by_group, curve, evaluations, flatten, fleet_key, lines, spread
+from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, flatten, fleet_key, lines
 from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
+from everfed.stats import summarize
 from everfed.store.run import StoredRun
 
 _MOST_BINS = 36
@@ -55,6 +56,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         },
         "weight_edges": [short(e) for e in edges.tolist()],
         "target": goal(_mean(body, "accuracy") for body in bodies),
+        "evaluated_on": evaluated_on(begun),
         "wiggle_rounds": WIGGLE_ROUNDS,
         "settings": settings(begun, drawn),
         "environments": environments(begun),
@@ -116,13 +118,12 @@ def _thin(n: int) -> list[int]:
 
 
 def _moments(values: Sequence[float] | Floats) -> dict[str, Any] | None:
-    """Mean and sd over seeds; None if no run has the value."""
+    """Mean and sd over seeds, which one seed has none of; None if no run has the value."""
     array = np.asarray(values, np.float64)
     if len(array) == 0:
         return None
-    mean, sd = float(array.mean()), float(spread(array))
-    # The mean of equal numbers may miss them by an ulp, which is no spread.
-    return {"mean": short(mean), "sd": short(sd if sd > 1e-12 * abs(mean) else 0.0), "runs": len(array)}
+    found = summarize(array)
+    return {"mean": short(found.mean), "sd": None if found.sd is None else short(found.sd), "runs": found.count}
 
 
 def _classes(line: Line) -> list[float | None] | None:
@@ -236,7 +237,7 @@ def _headline(bodies: Sequence[dict[str, Any]]) -> str:
             return "No run has been evaluated yet."
         losses.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
         said = [f"{label} {'is not finite' if loss is None else f'{loss:.4g}'}" for loss, label in losses]
-        return f"Final test loss: {'; '.join(said)}."
+        return f"Final loss: {'; '.join(said)}."
     ranked = sorted(known, key=lambda b: (b["method"] != "algorithm1", -b["final"]["accuracy"]["mean"]))
     chosen = ranked if len(ranked) <= 4 else [ranked[0], ranked[1], ranked[-1]]
     parts = [_reached(body, first=body is ranked[0]) for body in chosen]

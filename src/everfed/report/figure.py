@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from everfed.errors import InputError
-from everfed.report.lines import Line, by_group, curve, lines, spread
+from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
+from everfed.stats import margins
 from everfed.store.run import StoredRun
 
 _FORMATS = (".pdf", ".png", ".svg")
@@ -52,11 +53,12 @@ def _draw(drawn: Sequence[Line], title: str | None) -> Any:
     picture = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = picture.subplots(1, 2, sharey=True, width_ratios=(1.45, 1))
     groups = list(dict.fromkeys(label for line in drawn for label in by_group(line.runs)))
+    runs = [run for line in drawn for run in line.runs]
     for place, line in enumerate(drawn):
         _curve(left, line)
         _groups(right, line, groups, place, len(drawn))
     left.set(
-        title="Test accuracy",
+        title=f"{evaluated_on(runs).capitalize()} accuracy",
         xlabel="round",
         ylabel="accuracy (%)",
         ylim=(0, 101),
@@ -78,21 +80,24 @@ def _draw(drawn: Sequence[Line], title: str | None) -> Any:
     longest = max(len(line.label) for line in drawn)
     columns = min(len(drawn), 4 if longest < 30 else 2 if longest < 60 else 1)
     picture.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
+    several = any(len(line.runs) > 1 for line in drawn)
+    said = f"mean over {seeds_said(runs)}; bands and bars: 95 % interval of the mean" if several else seeds_said(runs)
+    picture.text(0.995, 0.99, said, ha="right", va="top", fontsize=8, color="#555555")
     return picture
 
 
 def _curve(axes: Any, line: Line) -> None:
     points = curve(line.runs, lambda m: m.accuracy)
     assert points is not None
-    mean, sd, look = 100 * points.mean, 100 * points.sd, line.style
+    mean, margin, look = 100 * points.mean, 100 * points.margin, line.style
     axes.plot(
         points.rounds, mean, color=look.colour, label=line.label, marker=look.marker, markersize=4,
         linestyle=(0, [part / 2 for part in look.dash]) if look.dash else "-",
         linewidth=2.2 if line.method == "algorithm1" else 1.6, markevery=max(1, len(mean) // 8),
     )  # fmt: skip
-    axes.fill_between(
-        points.rounds, np.maximum(mean - sd, 0), np.minimum(mean + sd, 100), color=look.colour, alpha=0.16, linewidth=0
-    )
+    if len(line.runs) > 1:
+        low, high = np.maximum(mean - margin, 0), np.minimum(mean + margin, 100)
+        axes.fill_between(points.rounds, low, high, color=look.colour, alpha=0.16, linewidth=0)
 
 
 def _groups(axes: Any, line: Line, groups: Sequence[str], place: int, among: int) -> None:
@@ -103,7 +108,7 @@ def _groups(axes: Any, line: Line, groups: Sequence[str], place: int, among: int
         [x + (place - (among - 1) / 2) * width for x, _ in shown],
         [values.mean() for _, values in shown],
         width * 0.92,
-        yerr=[float(spread(values)) for _, values in shown] if len(line.runs) > 1 else None,
+        yerr=[float(margins(values)) for _, values in shown] if len(line.runs) > 1 else None,
         color=line.style.colour,
         error_kw={"linewidth": 1, "ecolor": "#333333"},
     )

@@ -17,6 +17,7 @@ from everfed.learning.evaluate import Metrics
 from everfed.methods import METHODS
 from everfed.report.style import Style, styles
 from everfed.simulate import RoundRecord
+from everfed.stats import margins
 from everfed.store.run import StoredRun
 
 # They change how often one looks and where it runs, not what is run.
@@ -53,7 +54,8 @@ class Curve:
     rounds: Ints
     spent: Floats  # energy spent by then, mean over seeds
     mean: Floats
-    sd: Floats  # 0 for a single seed
+    sd: Floats  # NaN for a single seed
+    margin: Floats  # half the width of the mean's 95 % interval; NaN for a single seed
 
 
 def lines(runs: Sequence[StoredRun]) -> list[Line]:
@@ -65,10 +67,13 @@ def lines(runs: Sequence[StoredRun]) -> list[Line]:
     for run in runs:
         groups.setdefault((run.experiment.method, *_settings(run.experiment, keys)), []).append(run)
     looks = styles(method for method, *_ in groups)
-    return [
-        Line(" · ".join([members[0].experiment.title, *settings]), method, tuple(members), look)
-        for ((method, *settings), members), look in zip(groups.items(), looks, strict=True)
-    ]
+    out = []
+    for ((method, *settings), members), look in zip(groups.items(), looks, strict=True):
+        # What all lines of a method share, such as its own tuned rate, is no part of its name.
+        twins = [others for name, *others in groups if name == method]
+        apart = [one for one in settings if not all(one in others for others in twins)]
+        out.append(Line(" · ".join([members[0].experiment.title, *apart]), method, tuple(members), look))
+    return out
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
@@ -129,6 +134,18 @@ def is_tables(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(isinstance(part, Mapping) and "kind" not in part for part in value)
 
 
+def evaluated_on(runs: Sequence[StoredRun]) -> str:
+    """What the accuracies of these runs are of."""
+    names = {"validation" if run.experiment.validation else "test" for run in runs}
+    return " or ".join(sorted(names))
+
+
+def seeds_said(runs: Sequence[StoredRun]) -> str:
+    """'5 seeds'."""
+    count = len({run.experiment.seed for run in runs})
+    return f"{count} seed{'s' * (count != 1)}"
+
+
 def evaluations(run: StoredRun) -> list[tuple[RoundRecord, Metrics]]:
     return [(record, record.metrics) for record in run.rounds if record.metrics]
 
@@ -143,13 +160,9 @@ def curve(runs: Sequence[StoredRun], value: Callable[[Metrics], float | None]) -
     if not common:
         return None
     both = np.array([[table[done] for done in common] for table in tables])
-    return Curve(np.array(common), both[:, :, 0].mean(axis=0), both[:, :, 1].mean(axis=0), spread(both[:, :, 1]))
-
-
-def spread(values: Floats) -> Floats:
-    """Standard deviation over the first axis: of a sample, and 0 for one value."""
-    sd: Floats = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1:])
-    return sd
+    spent, values = both[:, :, 0].mean(axis=0), both[:, :, 1]
+    sd = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(len(common), np.nan)
+    return Curve(np.array(common), spent, values.mean(axis=0), sd, margins(values))
 
 
 def by_group(runs: Sequence[StoredRun]) -> dict[str, Floats]:
