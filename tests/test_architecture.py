@@ -30,7 +30,7 @@ LAYERS = [
     {"config"},
     {"presets", "store", "trackers"},
     {"sweep", "comparison"},
-    {"tuning"},
+    {"tuning", "seed_variance"},
     {"report"},
     {"ray"},
     {"cli", "__main__", "flower", "names"},

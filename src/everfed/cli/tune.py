@@ -125,9 +125,9 @@ def _runner(
 def trial_table(found: Tuned) -> Table:
     """One row a method and, for one key, one column a value; the chosen one is marked."""
     seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
-    title = f"validation accuracy %, mean over {seeds}; each method had {found.runs_per_method} runs"
+    title = f"validation accuracy %, mean over {seeds}"
     out = Table(title=title, title_justify="left", caption_justify="left")
-    out.caption = "*: chosen; diverged: under at least one seed"
+    out.caption = f"*: chosen; {found.runs_per_method} runs of each method; diverged: under at least one seed"
     out.add_column("method")
     if len(found.grid) == 1:
         ((key, values),) = found.grid.items()

@@ -26,6 +26,11 @@ class LocalTraining:
     def __init__(self, experiment: Experiment, client: int, samples: Samples | None = None) -> None:
         """samples: gives a client's own (x, y); None: its part of the experiment's data set."""
         fleet = experiment.make_fleet()
+        if samples is not None and experiment.validation:
+            raise InputError(
+                "validation holds samples out of the experiment's own data set, and this client brings its own; "
+                "leave validation at 0 and give the server a validation set in the test set's place."
+            )
         if samples is None:
             data = alone(experiment.make_data(fleet), client)
         else:

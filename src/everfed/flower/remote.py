@@ -100,6 +100,8 @@ def remote_run(
 
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
     """
+    if data is not None and experiment.validation:
+        raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
     run = experiment.simulation(data, on_divergence="skip")
     if run.aggregator.gradients:
         raise InputError(
