@@ -197,7 +197,7 @@ def test_tune_chooses_for_each_method_and_compare_takes_it(everfed, tmp_path):
     both = everfed("compare", *base, *grid, "--tune", "--tune-seeds", "7,8", "--seeds", "1", "--out", "both")
     assert both.code == 0
     assert "validation accuracy" in both.out
-    assert (tmp_path / "both/tune/tuned.toml").exists()
+    assert (tmp_path / "both-tune/tuned.toml").exists()
 
 
 def test_a_method_without_settings_of_its_own_beside_one_with_them_is_said(everfed, tmp_path):

@@ -69,10 +69,11 @@ def compare(
         same = sorted(set(o.seed_list(tune_seeds, "--tune-seeds")) & set(o.seed_list(seeds)))
         if same:
             raise InputError(f"seed {some(same)} is both tuned on and reported; give --tune-seeds others than --seeds.")
+        beside = out.with_name(f"{out.name}-tune")  # not inside: a report on the folder is on what is compared
         found = tuned(
-            screen, raw, axes, names, o.seed_list(tune_seeds), out / "tune", where, {"checkpoint_s": checkpoint_every}
+            screen, raw, axes, names, o.seed_list(tune_seeds), beside, where, {"checkpoint_s": checkpoint_every}
         )
-        found.save(out / "tune")
+        found.save(beside)
         if not json:
             screen.out.print(trial_table(found))
         raw = found.content()

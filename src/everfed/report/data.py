@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats
+from everfed.comparison import differences
 from everfed.config import to_dict
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
@@ -44,7 +45,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         body["verdict"] = verdict
     return {
         "title": title or _title(begun),
-        "headline": _headline(bodies),
+        "headline": _headline(bodies, evaluated_on(begun)),
         "summary": _summary(runs, drawn),
         "lines": bodies,
         "runs": [_run(run, i, fleets, unit) for run, i in order],
@@ -55,6 +56,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
             "accounts": [{"key": a.key, "name": a.name, "hint": a.hint, "in": a.comes_in} for a in books],
         },
         "weight_edges": [short(e) for e in edges.tolist()],
+        "differences": _differences(drawn),
         "target": goal(_mean(body, "accuracy") for body in bodies),
         "evaluated_on": evaluated_on(begun),
         "wiggle_rounds": WIGGLE_ROUNDS,
@@ -148,6 +150,13 @@ def _final(runs: Sequence[StoredRun], unit: Unit, sizes: Sequence[int]) -> dict[
     }
 
 
+def _differences(drawn: Sequence[Line]) -> dict[str, Any] | None:
+    """Accuracies minus those of the reference, seed by seed; None where there is no pair."""
+    reference = next((line.label for line in drawn if line.method == "algorithm1"), drawn[0].label)
+    rows = differences([(line.label, run) for line in drawn for run in line.runs], reference)
+    return {"reference": reference, "rows": [{"label": label, **row} for label, row in rows.items()]} if rows else None
+
+
 def _edges(runs: Sequence[StoredRun]) -> Floats:
     """Bins that all methods share, centred on 0 and on 1, where many schedules put all their rounds."""
     found = (record.round_weight for run in runs for record in run.rounds)
@@ -228,7 +237,7 @@ def _title(runs: Sequence[StoredRun]) -> str:
     return f"{kind[0].upper()}{kind[1:]}, {content['split.kind']} split, {len(first.make_fleet()):,} clients"
 
 
-def _headline(bodies: Sequence[dict[str, Any]]) -> str:
+def _headline(bodies: Sequence[dict[str, Any]], tested: str) -> str:
     """The finding in one sentence: Algorithm 1 first where it is there, then the others by accuracy."""
     known = [b for b in bodies if _mean(b, "accuracy") is not None]
     if not known:
@@ -237,7 +246,7 @@ def _headline(bodies: Sequence[dict[str, Any]]) -> str:
             return "No run has been evaluated yet."
         losses.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
         said = [f"{label} {'is not finite' if loss is None else f'{loss:.4g}'}" for loss, label in losses]
-        return f"Final loss: {'; '.join(said)}."
+        return f"Final {tested} loss: {'; '.join(said)}."
     ranked = sorted(known, key=lambda b: (b["method"] != "algorithm1", -b["final"]["accuracy"]["mean"]))
     chosen = ranked if len(ranked) <= 4 else [ranked[0], ranked[1], ranked[-1]]
     parts = [_reached(body, first=body is ranked[0]) for body in chosen]

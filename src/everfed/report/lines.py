@@ -67,13 +67,12 @@ def lines(runs: Sequence[StoredRun]) -> list[Line]:
     for run in runs:
         groups.setdefault((run.experiment.method, *_settings(run.experiment, keys)), []).append(run)
     looks = styles(method for method, *_ in groups)
-    out = []
-    for ((method, *settings), members), look in zip(groups.items(), looks, strict=True):
-        # What all lines of a method share, such as its own tuned rate, is no part of its name.
-        twins = [others for name, *others in groups if name == method]
-        apart = [one for one in settings if not all(one in others for others in twins)]
-        out.append(Line(" · ".join([members[0].experiment.title, *apart]), method, tuple(members), look))
-    return out
+    # Where every method has one line, its name says it all, though each may have a rate of its own.
+    alone = len({method for method, *_ in groups}) == len(groups)
+    return [
+        Line(" · ".join([members[0].experiment.title, *(() if alone else settings)]), method, tuple(members), look)
+        for ((method, *settings), members), look in zip(groups.items(), looks, strict=True)
+    ]
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:

@@ -114,6 +114,10 @@ function results() {
   input.addEventListener("input", () => table.render());
   redraw.push(() => table.render());
   table.render();
+  byId("differences").hidden = data.differences === null;
+  if (data.differences === null) return;
+  byId("reference").textContent = data.differences.reference;
+  differenceTable(byId("difference-table"), data.differences);
 }
 
 function weights() {

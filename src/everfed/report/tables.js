@@ -56,6 +56,14 @@ function resultColumns(input) {
   return out;
 }
 
+function differenceTable(host, { rows }) {
+  const points = (v) => `${v < 0 ? "−" : "+"}${Math.abs(100 * v).toFixed(1)}`;
+  const chance = (p) => (p === null ? "–" : p < 0.0001 ? "< 0.0001" : number(p, 2));
+  const cells = (d) => (d ? [points(d.mean) + (d.ci95 ? ` [${points(d.ci95[0])}, ${points(d.ci95[1])}]` : ""), chance(d.p_holm), chance(d.p_flip)] : ["–", "–", "–"]);
+  host.append(table(["method", "seeds", "accuracy", "p", "p exact", "worst group", "p", "p exact"], rows.map((row) => [
+    row.label, String((row.accuracy || row.worst_group_accuracy).pairs), ...cells(row.accuracy), ...cells(row.worst_group_accuracy)])));
+}
+
 // columns(): [[name, cell(line), hint]] as they are now.
 class SortedTable {
   constructor(host, columns) {
