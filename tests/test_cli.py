@@ -174,30 +174,33 @@ def test_compare_tells_paired_differences_with_tests(everfed):
 
 
 def test_tune_chooses_for_each_method_and_compare_takes_it(everfed, tmp_path):
-    base = [*SMALL, "--methods", "algorithm1,greedy", "--jobs", "1"]
-    grid = ["--grid", "client.lr=0.1,0.4"]
-    result = everfed("tune", *base, *grid, "--seeds", "7,8", "--extend", "1", "--json")
+    base = ["digits-quick", "--rounds", "6", "--clients", "4", "--methods", "algorithm1,greedy", "--jobs", "1"]
+    tune = ["tune", *base, "--grid", "client.lr=0.1,0.2", "--seeds", "7,8", "--extend", "1"]
+    result = everfed(*tune, "--json")
     document = json.loads(result.out)
     assert document["validation"] == 0.1
     assert "the grid is extended" in result.err
-    again = everfed("tune", *base, *grid, "--seeds", "7,8", "--extend", "1")
+    again = everfed(*tune)
     assert "done, accuracy" not in again.err  # nothing is run a second time
     assert "*: chosen" in again.out
-    compared = everfed(
-        "compare", "everfed-out/tune/tuned.toml", "--methods", "algorithm1,greedy", "--seeds", "1", "--jobs", "1"
-    )
-    best = {method: row["settings"]["client.lr"] for method, row in document["best"].items()}
+    compared = everfed("compare", document["file"], *base[5:], "--seeds", "1")
     assert compared.code == 0
-    finals = {
-        run.experiment.method: run.experiment
-        for run in map(ef.open_run, (tmp_path / "everfed-out/compare/runs").iterdir())
+    finals = [ef.open_run(path).experiment for path in (tmp_path / "everfed-out/compare/runs").iterdir()]
+    assert {one.method: one.client.lr for one in finals} == {
+        method: row["settings"]["client.lr"] for method, row in document["best"].items()
     }
-    assert {method: one.client.lr for method, one in finals.items()} == best
-    assert {one.validation for one in finals.values()} == {0.0}
+    assert {one.validation for one in finals} == {0.0}
+
+
+def test_compare_tunes_first_if_asked(everfed, tmp_path):
+    base = ["digits-quick", "--rounds", "6", "--clients", "4", "--methods", "algorithm1,greedy", "--jobs", "1"]
+    grid = ["--grid", "client.lr=1e-9,0.2,1e30"]  # the outer ones learn nothing, or diverge
     both = everfed("compare", *base, *grid, "--tune", "--tune-seeds", "7,8", "--seeds", "1", "--out", "both")
     assert both.code == 0
     assert "validation accuracy" in both.out
-    assert (tmp_path / "both-tune/tuned.toml").exists()
+    assert "diverged" in both.out
+    assert "client.lr" in (tmp_path / "both-tune/tuned.toml").read_text()
+    assert {ef.open_run(path).experiment.client.lr for path in (tmp_path / "both/runs").iterdir()} == {0.2}
 
 
 def test_a_method_without_settings_of_its_own_beside_one_with_them_is_said(everfed, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class SeedEffects:
     def share(self, kind: str) -> float:
         return self.parts[kind].mean / self.variance if self.variance else 0.0
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         parts = {kind: {**part.to_dict(), "share": self.share(kind)} for kind, part in self.parts.items()}
         return {"sd": self.variance**0.5, "parts": parts}
 
@@ -59,7 +60,9 @@ def seed_effects(
     if repeats < 2:
         raise InputError(f"repeats is {repeats}; a variance needs at least 2.")
     runs = [run for repeat in range(repeats) for run in _designed(experiment, repeat, Path(out))]
-    run_all([run for run in runs if not (run.folder / "result.json").exists()] or runs[:1], jobs=jobs)
+    left = [run for run in runs if not (run.folder / "result.json").exists()]
+    if left:
+        run_all(left, jobs=jobs)
     values = np.array([value(open_run(run.folder)) for run in runs]).reshape(repeats, 1 + len(KINDS))
     halves = (values[:, 1:] - values[:, :1]) ** 2 / 2
     parts = {kind: summarize(halves[:, i]) for i, kind in enumerate(KINDS)}
@@ -70,6 +73,6 @@ def _designed(experiment: Experiment, repeat: int, root: Path) -> Sequence[Plann
     """A run under one seed, and those with one kind of chance under another."""
     seed, other = 2 * repeat, 2 * repeat + 1
     base = replace(experiment, seed=seed, split_seed=None, init_seed=None, batch_seed=None, schedule_seed=None)
-    chosen = [{}, *({f"{kind}_seed": other} for kind in KINDS)]
+    chosen: list[dict[str, Any]] = [{}, *({f"{kind}_seed": other} for kind in KINDS)]
     made = [(replace(base, **own), own) for own in chosen]
     return [Planned(one, own, root / folder_name(one, own)) for one, own in made]
