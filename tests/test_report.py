@@ -94,10 +94,7 @@ def test_one_seed_has_no_spread_on_the_page_or_in_the_picture(tmp_path):
     assert (line["final"]["accuracy"]["sd"], line["final"]["accuracy"]["runs"]) == (None, 1)
     assert all(group["sd"] is None for group in line["groups"].values())
     assert "1 seed" in figure([one], tmp_path / "one.svg").read_text()
-    assert (
-        "mean over 2 seeds; bands and bars: 95 % interval of the mean"
-        in figure([one, two], tmp_path / "two.svg").read_text()
-    )
+    assert "mean over 2 seeds, 95 % interval of the mean" in figure([one, two], tmp_path / "two.svg").read_text()
 
 
 def test_the_page_tells_paired_differences():

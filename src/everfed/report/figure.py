@@ -58,14 +58,17 @@ def _draw(drawn: Sequence[Line], title: str | None) -> Any:
         _curve(left, line)
         _groups(right, line, groups, place, len(drawn))
     left.set(
-        title=f"{evaluated_on(runs).capitalize()} accuracy",
+        title=f"{evaluated_on(runs).capitalize()} accuracy{_spread_said(drawn)}",
         xlabel="round",
         ylabel="accuracy (%)",
         ylim=(0, 101),
         xlim=(0, max(run.rounds[-1].round + 1 for line in drawn for run in line.runs)),
     )
     named = any(not label.startswith("E=") for label in groups)
-    right.set(title="Final accuracy by energy group", xlabel="" if named else "rounds to harvest one round's energy")
+    same = ", same interval" if any(len(line.runs) > 1 for line in drawn) else ""
+    right.set(
+        title=f"Final accuracy by energy group{same}", xlabel="" if named else "rounds to harvest one round's energy"
+    )
     # Names of groups are long: one part a line.
     right.set_xticks(range(len(groups)), [label.replace(", ", "\n").replace(" @ ", "\n") for label in groups])
     if named:
@@ -80,10 +83,14 @@ def _draw(drawn: Sequence[Line], title: str | None) -> Any:
     longest = max(len(line.label) for line in drawn)
     columns = min(len(drawn), 4 if longest < 30 else 2 if longest < 60 else 1)
     picture.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
-    several = any(len(line.runs) > 1 for line in drawn)
-    said = f"mean over {seeds_said(runs)}; bands and bars: 95 % interval of the mean" if several else seeds_said(runs)
-    picture.text(0.995, 0.99, said, ha="right", va="top", fontsize=8, color="#555555")
     return picture
+
+
+def _spread_said(drawn: Sequence[Line]) -> str:
+    """What the bands are, for the title of the panel."""
+    seeds = seeds_said([run for line in drawn for run in line.runs])
+    several = any(len(line.runs) > 1 for line in drawn)
+    return f": mean over {seeds}, 95 % interval of the mean" if several else f", {seeds}"
 
 
 def _curve(axes: Any, line: Line) -> None:
