@@ -8,12 +8,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 import everfed as ef
+from everfed import config, presets
 from everfed.cli import main
 
 PLAN = ["--clients", "8", "--cycles", "1,5,10,20"]
@@ -215,6 +217,37 @@ def test_a_run_on_held_out_samples_says_so(everfed):
     assert "test accuracy" in everfed("run", *SMALL).out
 
 
+def test_a_preset_written_out_in_full_is_the_same_experiment_for_every_method(everfed, tmp_path):
+    for name in ("digits", "solar-fleet"):
+        (tmp_path / "full.toml").write_text(everfed("presets", "show", name, "--full").out)
+        for method in ("algorithm1", "greedy", "wait-for-all", "lattice"):
+            both = [presets.content(name), config.read(tmp_path / "full.toml")]
+            for raw in both:
+                config.change(raw, "method", method)
+            assert config.from_dict(both[0]) == config.from_dict(both[1])
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
+def test_a_sweep_that_is_killed_takes_its_workers_with_it(tmp_path):
+    command = ["sweep", "digits", "--rounds", "100000", "--seeds", "2", "--jobs", "2", "-q"]
+    sweep = subprocess.Popen([sys.executable, "-m", "everfed", *command], cwd=tmp_path)
+    try:
+        wait_until(lambda: len(list(tmp_path.rglob("records.arrow"))) == 2)
+        listed = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children").read_text().split()
+        assert len(listed) >= 2
+    finally:
+        sweep.kill()
+        sweep.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in listed))
+
+
+def wait_until(done, seconds=120):
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
 def test_a_plan_follows_the_seeds_of_its_file(everfed, tmp_path):
     (tmp_path / "mine.toml").write_text("rounds = 20\nseed = 4\nschedule_seed = 9\n")
     document = everfed("plan", "mine.toml", "--csv").out
@@ -392,7 +425,7 @@ def test_version_is_printed(everfed):
         (["compare", "--grid", "client.lr=0.1"], "--tune is not given"),
         (["compare", "--tune", "--seeds", "0:3", "--tune-seeds", "2:4"], "seed 2 is both tuned on and reported"),
         (["tune", "--grid", "seed=1,2"], "'seed' cannot be tuned"),
-        (["tune", "--validation", "1.5"], "--validation is 1.5"),
+        (["tune", "--validation", "1.5"], "validation is 1.5"),
         (["tune", "--budget", "3"], "more than the budget of 3"),
         (["tune", "--methods", "gready"], "Did you mean 'greedy'"),
         (["run", "--on-divergence", "ignore"], "'stop' or 'skip'"),

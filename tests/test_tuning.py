@@ -15,7 +15,7 @@ from everfed.data import Dataset
 from everfed.data.datasets import Digits
 from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.models import Logistic
-from everfed.store import open_run
+from everfed.store import StoreError, open_run, stored_rounds
 from everfed.sweep import plan_runs, run_all
 from everfed.tuning import Trial, tune
 
@@ -181,6 +181,8 @@ def test_it_goes_on_where_it_was_cut_off(pretend, tmp_path):
         ({"seeds": []}, "at least one seed"),
         ({"budget": 5}, "more than the budget of 5"),
         ({"extend": -1}, "extend is -1"),
+        ({"validation": 0.0}, "validation is 0.0; it must be a part between 0 and 1"),
+        ({"validation": 1.0}, "validation is 1.0"),
     ],
 )
 def test_bad_input_is_one_sentence(options, said, tmp_path):
@@ -194,6 +196,15 @@ def test_a_score_is_the_mean_over_the_last_tenth_of_the_rounds(tmp_path):
     (run,) = run_all([planned], jobs=1)
     accuracies = [r.metrics.accuracy for r in run.rounds]
     assert tuning.score(run) == pytest.approx(np.mean(accuracies[-2:]))
+
+
+def test_a_run_that_did_not_finish_is_no_divergence(tmp_path):
+    def stop(runs):
+        for run in runs:
+            next(stored_rounds(run.experiment, run.folder))
+
+    with pytest.raises(StoreError, match="did not finish, so nothing can be chosen"):
+        tune(QUICK, {"client.lr": [0.1, 0.2]}, methods=["greedy"], seeds=[1], out=tmp_path, run=stop)
 
 
 def test_the_same_choice_is_made_if_the_test_set_is_poison(monkeypatch, tmp_path):

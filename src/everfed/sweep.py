@@ -13,6 +13,7 @@ import os
 import queue
 import re
 import signal
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -254,8 +255,17 @@ def _start_worker(inbox: Any, stopping: Any, threads: int) -> None:
     global _inbox, _stopping
     _inbox, _stopping = inbox, stopping
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks the workers to save
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore", EverfedWarning)  # the parent has said them once
+
+
+def _end_with_parent() -> None:
+    """A sweep that is killed takes its workers with it: they would hold their folders, then wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work(index: int, run: Planned, options: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from everfed.errors import InputError, lookup
 from everfed.experiment import Experiment
 from everfed.methods import METHODS
 from everfed.stats import finite, summarize
-from everfed.store import StoredRun, open_run
+from everfed.store import StoredRun, StoreError, open_run
 from everfed.store.checkpoint import write_atomically
 from everfed.sweep import COMPARED, Planned, plan_runs, run_all
 
@@ -84,12 +84,9 @@ class Tuned:
     def content(self) -> dict[str, Any]:
         """The experiment with what was chosen in a table for each method: what `compare` takes."""
         out = {key: value for key, value in deepcopy(self.raw).items() if key != "validation"}
-        tables = out.setdefault("methods", {})
         for method in self.methods:
-            table = tables.setdefault(method, {})
             for key, value in self.best(method).settings.items():
                 config.change(out, f"methods.{method}.{key}", value)
-            tables[method] = table
         return out
 
     def experiment(self, method: str) -> Experiment:
@@ -150,6 +147,8 @@ def tune(
     (without classes: minus the validation loss).
     """
     raw = config.to_dict(experiment) if isinstance(experiment, Experiment) else deepcopy(dict(experiment))
+    if validation is not None and not 0 < validation < 1:
+        raise InputError(f"validation is {validation}; it must be a part between 0 and 1, such as 0.1.")
     held = float(validation or config.from_dict(raw).validation or VALIDATION)
     config.change(raw, "validation", held)
     first = {key: _ordered(values) for key, values in (grid or default_grid(raw)).items()}
@@ -202,8 +201,10 @@ def edges(found: Tuned) -> list[tuple[str, int]]:
 
 def score(run: StoredRun) -> float | None:
     """Validation accuracy at the end of a run, or minus the loss where there are no classes; None if it diverged."""
-    if run.state != "done":
+    if run.state == "diverged":
         return None
+    if run.state != "done":
+        raise StoreError(f"the run '{run.path}' did not finish, so nothing can be chosen; start again to go on.")
     last = [r.metrics for r in run.rounds if r.metrics and r.round + 1 > (1 - _LAST) * len(run.rounds)]
     values = [-m.loss if m.accuracy is None else m.accuracy for m in last]
     mean = math.fsum(values) / len(values) if values else math.nan

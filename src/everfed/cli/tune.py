@@ -15,7 +15,6 @@ from everfed import sweep
 from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
-from everfed.errors import InputError
 from everfed.report.lines import show
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.tuning import MOST_STEPS, SEEDS, VALIDATION, Trial, Tuned, tune
@@ -89,8 +88,6 @@ def tuned(
     **limits: Any,
 ) -> Tuned:
     """Tune with progress on the screen; Ctrl-C saves and says how to go on."""
-    if limits.get("validation") is not None and not 0 < limits["validation"] < 1:
-        raise InputError(f"--validation is {limits['validation']}; it must be a part between 0 and 1, such as 0.1.")
     with Stop(screen) as stop:
         found = tune(
             raw, axes or None, methods=methods, seeds=seeds, out=out,
