@@ -112,7 +112,8 @@ def main() -> None:
             one = config.from_dict({**found.content(), "method": "algorithm1"})
             effects = seed_effects(one, options.repeats, out=OUT / preset / "seeds", jobs=options.jobs)
             results[preset]["seed_effects"] = effects.to_dict()
-        RESULT.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+        ordered = {name: results[name] for name in PRESETS if name in results}
+        RESULT.write_text(json.dumps(ordered, indent=1, allow_nan=False) + "\n")
         print(f"\n## {preset}\n\n{tables(results[preset])}", flush=True)
 
 

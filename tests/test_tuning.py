@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import everfed as ef
-from everfed import config, tuning
+from everfed import config, presets, tuning
 from everfed.data import Dataset
 from everfed.data.datasets import Digits
 from everfed.experiment import CycleFleet, Experiment
@@ -324,3 +325,23 @@ def test_no_run_is_done_twice_under_two_names(grid, seeds, said, tmp_path):
         return
     with pytest.raises(ef.InputError, match=said):
         plan_runs(raw, grid, seeds, tmp_path)
+
+
+# What is published ------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_digits_presets_have_the_rates_that_were_chosen_and_reported():
+    published = json.loads((ROOT / "docs/results/digits.json").read_text())
+    page = (ROOT / "docs/results/digits.md").read_text()
+    assert list(published) == ["digits", "digits-dirichlet", "digits-iid"]
+    for name, result in published.items():
+        own = presets.content(name)["methods"]
+        assert {method: table["client"]["lr"] for method, table in own.items()} == result["rates"]
+        assert not set(result["seeds"]) & set(result["tuned"]["seeds"])
+        assert len(result["seeds"]) >= 10
+        assert result["tuned"]["notes"] == []  # none at an edge
+        for method, row in result["methods"].items():
+            low, high = row["accuracy"]["ci95"]
+            assert f"| {100 * row['accuracy']['mean']:.1f} ± {50 * (high - low):.1f} |" in page, (name, method)

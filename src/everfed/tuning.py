@@ -31,7 +31,7 @@ SEEDS = (1000, 1001, 1002)  # far from those that results are reported on
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # the default grid, around the experiment's own rate
 _LAST = 0.1  # of the rounds: evaluations in there are averaged into a run's score
 
-Run = Callable[[Sequence[Planned]], None]
+Run = Callable[[Sequence[Planned]], object]
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,15 @@ def tune(
     config.change(raw, "validation", held)
     first = {key: _ordered(values) for key, values in (grid or default_grid(raw)).items()}
     _check(methods, seeds, first, extend, budget)
-    carry_out = run or (lambda runs: _run_here(runs, jobs))
-    axes, steps, stuck = dict(first), {(key, side): 0 for key in first for side in (0, -1)}, dict[str, str]()
+    carry_out = run or (lambda runs: run_all(runs, jobs=jobs))
+    axes, steps = dict(first), {(key, side): 0 for key in first for side in (0, -1)}
     while True:
         trials = _trials(raw, axes, methods, seeds, Path(out) / "runs", carry_out)
         found = Tuned(raw, axes, first, tuple(seeds), held, tuple(trials))
-        wider = dict(axes)
-        stuck = {}
+        wider, stuck = dict(axes), dict[tuple[str, int], str]()
         for key, side in edges(found):
             value = _beyond(axes[key], side)
-            reason = None
+            reason: str | None
             if value is None:
                 reason = "it cannot be extended geometrically"
             elif steps[key, side] >= extend:
@@ -175,7 +174,7 @@ def tune(
                 wider[key] = _ordered([*wider[key], value])
                 steps[key, side] += 1
             else:
-                stuck[key] = reason
+                stuck[key, side] = reason
         if wider == axes:
             return replace(found, notes=tuple(_notes(found, stuck)))
         axes = wider
@@ -251,10 +250,6 @@ def _trials(
     return out
 
 
-def _run_here(runs: Sequence[Planned], jobs: int | None) -> None:
-    run_all(runs, jobs=jobs)
-
-
 def _beyond(values: Sequence[Any], side: int) -> Any:
     """The next value past one end, at the ratio of the two that are there; None where there is none."""
     end, inner = values[side], values[1 if side == 0 else -2]
@@ -279,7 +274,7 @@ def _refusal(raw: Mapping[str, Any], key: str, value: Any) -> str | None:
     return None
 
 
-def _notes(found: Tuned, stuck: Mapping[str, str]) -> list[str]:
+def _notes(found: Tuned, stuck: Mapping[tuple[str, int], str]) -> list[str]:
     out = []
     for method in found.methods:
         best = found.best(method)
@@ -287,7 +282,7 @@ def _notes(found: Tuned, stuck: Mapping[str, str]) -> list[str]:
             out.append(f"every candidate of {method} diverged under some seed; give smaller values.")
             continue
         out += [
-            f"the best {key} of {method}, {best.settings[key]}, lies at the edge of the grid: {stuck[key]}."
+            f"the best {key} of {method}, {best.settings[key]}, lies at the edge of the grid: {stuck[key, side]}."
             for key, side in edges(found)
             if best.settings[key] == found.grid[key][side]
         ]
