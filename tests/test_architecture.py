@@ -16,7 +16,7 @@ MOST_LINES = 400
 
 # Lowest first; a module may import from its own row and from the rows above it.
 LAYERS = [
-    {"errors", "arrays", "random"},
+    {"errors", "arrays", "random", "stats"},
     {"energy"},
     {"data"},
     {"scheduling"},
@@ -30,7 +30,8 @@ LAYERS = [
     {"experiment"},
     {"config"},
     {"presets", "store", "trackers"},
-    {"sweep"},
+    {"sweep", "comparison"},
+    {"tuning", "seed_variance"},
     {"report"},
     {"ray"},
     {"cli", "__main__", "flower", "names"},

@@ -8,11 +8,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import everfed as ef
+from everfed import config, presets
 from everfed.cli import main
 
 PLAN = ["--clients", "8", "--cycles", "1,5,10,20"]
@@ -143,6 +146,113 @@ def test_a_run_that_is_done_is_shown_again_and_not_run_again(everfed):
     again = everfed("run", *SMALL, "--json")
     assert "done already" in again.err
     assert json.loads(again.out)["rounds"] == [{**r, "seconds": 0.0} for r in first["rounds"]]
+
+
+def test_one_seed_has_no_spread_anywhere(everfed, tmp_path):
+    base = ["compare", *SMALL, "--methods", "algorithm1,greedy", "--seeds", "1", "--jobs", "1"]
+    shown = everfed(*base).out
+    assert "1 seed" in shown
+    assert "±" not in shown
+    row = json.loads(everfed(*base, "--json").out)["methods"]["greedy"]
+    for name in ("accuracy", "worst_group_accuracy", "loss", "fairness"):
+        assert (row[name]["sd"], row[name]["ci95"], row[name]["runs"]) == (None, None, 1)
+
+
+def test_compare_tells_paired_differences_with_tests(everfed):
+    base = ["compare", *SMALL, "--methods", "algorithm1,greedy,fedavg", "--seeds", "3", "--jobs", "1"]
+    document = json.loads(everfed(*base, "--json").out)
+    assert document["differences"]["reference"] == "algorithm1"
+    runs = {run["run"]: run for run in json.loads(everfed("runs", "everfed-out/compare", "--json").out)}
+    by = {(run["method"], run["seed"]): run["accuracy"] for run in runs.values()}
+    for method, row in document["differences"]["methods"].items():
+        differences = [by[method, seed] - by["algorithm1", seed] for seed in range(3)]
+        assert row["accuracy"]["mean"] == pytest.approx(sum(differences) / 3)
+        assert row["accuracy"]["pairs"] == 3
+        assert row["accuracy"]["p_holm"] >= row["accuracy"]["p"]
+    shown = everfed(*base).out
+    assert "difference from Algorithm 1" in shown
+    assert "Holm-corrected for 2 comparisons" in shown
+    assert "95 % interval of the mean" in shown
+
+
+def test_tune_chooses_for_each_method_and_compare_takes_it(everfed, tmp_path):
+    base = ["digits-quick", "--rounds", "6", "--clients", "4", "--methods", "algorithm1,greedy", "--jobs", "1"]
+    tune = ["tune", *base, "--grid", "client.lr=0.1,0.2", "--seeds", "7,8", "--extend", "1"]
+    result = everfed(*tune, "--json")
+    document = json.loads(result.out)
+    assert document["validation"] == 0.1
+    assert "the grid is extended" in result.err
+    again = everfed(*tune)
+    assert "done, accuracy" not in again.err  # nothing is run a second time
+    assert "*: chosen" in again.out
+    compared = everfed("compare", document["file"], *base[5:], "--seeds", "1")
+    assert compared.code == 0
+    finals = [ef.open_run(path).experiment for path in (tmp_path / "everfed-out/compare/runs").iterdir()]
+    assert {one.method: one.client.lr for one in finals} == {
+        method: row["settings"]["client.lr"] for method, row in document["best"].items()
+    }
+    assert {one.validation for one in finals} == {0.0}
+
+
+def test_compare_tunes_first_if_asked(everfed, tmp_path):
+    base = ["digits-quick", "--rounds", "6", "--clients", "4", "--methods", "algorithm1,greedy", "--jobs", "1"]
+    grid = ["--grid", "client.lr=1e-9,0.2,1e30"]  # the outer ones learn nothing, or diverge
+    both = everfed("compare", *base, *grid, "--tune", "--tune-seeds", "7,8", "--seeds", "1", "--out", "both")
+    assert both.code == 0
+    assert "validation accuracy" in both.out
+    assert "diverged" in both.out
+    assert "client.lr" in (tmp_path / "both-tune/tuned.toml").read_text()
+    assert {ef.open_run(path).experiment.client.lr for path in (tmp_path / "both/runs").iterdir()} == {0.2}
+
+
+def test_a_method_without_settings_of_its_own_beside_one_with_them_is_said(everfed, tmp_path):
+    (tmp_path / "own.toml").write_text("rounds = 4\n[methods.greedy]\nclient.lr = 0.4\n")
+    said = everfed("compare", "own.toml", *SMALL, "--methods", "algorithm1,greedy", "--seeds", "1", "--jobs", "1")
+    assert "algorithm1 has no settings of its own" in said.err
+    assert "client.lr: 0.2 algorithm1, 0.4 greedy" in said.out
+
+
+def test_a_run_on_held_out_samples_says_so(everfed):
+    assert "validation accuracy" in everfed("run", *SMALL, "--set", "validation=0.2").out
+    assert "test accuracy" in everfed("run", *SMALL).out
+
+
+def test_a_preset_written_out_in_full_is_the_same_experiment_for_every_method(everfed, tmp_path):
+    for name in ("digits", "solar-fleet"):
+        (tmp_path / "full.toml").write_text(everfed("presets", "show", name, "--full").out)
+        for method in ("algorithm1", "greedy", "wait-for-all", "lattice"):
+            both = [presets.content(name), config.read(tmp_path / "full.toml")]
+            for raw in both:
+                config.change(raw, "method", method)
+            assert config.from_dict(both[0]) == config.from_dict(both[1])
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
+def test_a_sweep_that_is_killed_takes_its_workers_with_it(tmp_path):
+    command = ["sweep", "digits", "--rounds", "100000", "--seeds", "2", "--jobs", "2", "-q"]
+    sweep = subprocess.Popen([sys.executable, "-m", "everfed", *command], cwd=tmp_path)
+    try:
+        wait_until(lambda: len(list(tmp_path.rglob("records.arrow"))) == 2)
+        listed = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children").read_text().split()
+        assert len(listed) >= 2
+    finally:
+        sweep.kill()
+        sweep.wait()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in listed))
+
+
+def wait_until(done, seconds=120):
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_a_plan_follows_the_seeds_of_its_file(everfed, tmp_path):
+    (tmp_path / "mine.toml").write_text("rounds = 20\nseed = 4\nschedule_seed = 9\n")
+    document = everfed("plan", "mine.toml", "--csv").out
+    assert document == everfed("plan", "mine.toml", "--csv", "--seed", "9").out
+    assert document != everfed("plan", "mine.toml", "--csv", "--seed", "4").out
 
 
 def test_sweep_runs_the_grid_and_a_larger_grid_adds_to_it(everfed):
@@ -300,6 +410,24 @@ def test_version_is_printed(everfed):
         (["run", "absent.toml"], "no experiment file"),
         (["sweep", "--grid", "client.lr"], "write key=value,value"),
         (["sweep", "--grid", "client.lr=0.1,0.1"], "twice"),
+        (["sweep", "--grid", "client.lr=0.1,1e-1"], "twice"),
+        (["sweep", "--grid", "client.lr=0.1", "--grid", "client.lr=0.2"], "names 'client.lr' twice"),
+        (["sweep", "--grid", "seed=1,2"], "write --seeds 1,2 in place of --grid seed=1,2"),
+        (["sweep", "--set", "seed=3"], "the runs have the seeds of --seeds"),
+        (["sweep", "--set", "client.lr=0.3", "--grid", "client.lr=0.1,0.2"], "'client.lr' is set for all runs"),
+        (["sweep", "--lr", "0.3", "--grid", "client.lr=0.1,0.2"], "'client.lr' is set for all runs"),
+        (["sweep", "--lr", "0.3", "--grid", "client=adam,sgd"], "also given as 'client' in the grid"),
+        (["sweep", "--grid", "policy=greedy", "--grid", "method=fedavg"], "'method' undoes its 'policy'"),
+        (["compare", "--set", "method=greedy"], "'method' is set for all runs and also given by --methods"),
+        (["compare", "--set", "policy.cutoff=0"], "'policy.cutoff' is set for all runs and also given by --methods"),
+        (["compare", "--seeds", "1,1"], "seed 1 is given 2 times"),
+        (["compare", "--methods", ","], "names no method"),
+        (["compare", "--grid", "client.lr=0.1"], "--tune is not given"),
+        (["compare", "--tune", "--seeds", "0:3", "--tune-seeds", "2:4"], "seed 2 is both tuned on and reported"),
+        (["tune", "--grid", "seed=1,2"], "'seed' cannot be tuned"),
+        (["tune", "--validation", "1.5"], "validation is 1.5"),
+        (["tune", "--budget", "3"], "more than the budget of 3"),
+        (["tune", "--methods", "gready"], "Did you mean 'greedy'"),
         (["run", "--on-divergence", "ignore"], "'stop' or 'skip'"),
         (["run", "--explain", "--on-divergence", "ignore"], "'stop' or 'skip'"),
         (["run", "--track", "tensorbord"], "Did you mean 'tensorboard'?"),

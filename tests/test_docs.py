@@ -35,7 +35,9 @@ def targets(page):
     return [target.partition("#")[0] for target in found if not re.match(r"[a-z]+:", target)]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "extending.md"], ids=relative)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "docs" / "extending.md", ROOT / "docs" / "runs.md"], ids=relative
+)
 def test_code_runs_from_top_to_bottom(page, tmp_path):
     # In a process of its own: the examples add rows to tables that other tests look at.
     script = tmp_path / f"{page.stem}.py"

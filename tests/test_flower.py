@@ -20,6 +20,7 @@ from everfed.energy.battery import Books
 from everfed.errors import InputError
 from everfed.flower import EnergyMod, FromCommand, FromFile, Measured, PowerSupply, Simulated, client_app, remote_run
 from everfed.flower.client import own_plan
+from everfed.flower.local import LocalTraining
 from everfed.flower.memory import Memory
 from everfed.flower.messages import Answer, Ask
 from everfed.flower.meters import MeterError
@@ -56,13 +57,23 @@ def test_a_deployment_is_the_simulation(method):
         {"server": ef.SERVER_RULES["normalized"]()},
         {"server": ef.SERVER_RULES["ht-varp"]()},
         {"server_optimizer": ef.ServerMomentum()},
+        {"split_seed": 5, "init_seed": 6, "batch_seed": 7, "schedule_seed": 8, "validation": 0.1},
     ],
-    ids=["adam", "normalized", "ht-varp", "momentum"],
+    ids=["adam", "normalized", "ht-varp", "momentum", "seeds"],
 )
-def test_optimisers_and_server_rules_are_the_simulators(change):
+def test_optimisers_server_rules_and_seeds_are_the_simulators(change):
     experiment = replace(SMALL, **change)
     made, records, _ = run(experiment)
     assert_same(made, records, experiment.simulation())
+
+
+def test_samples_of_ones_own_and_held_out_ones_do_not_go_together():
+    experiment = replace(SMALL, validation=0.1)
+    data = SMALL.make_data(SMALL.make_fleet())
+    with pytest.raises(InputError, match="validation and data are both given"):
+        remote_run(experiment, InProcessGrid([]), data=data)
+    with pytest.raises(InputError, match="this client brings its own"):
+        LocalTraining(experiment, 0, lambda client: (data.x[:5], data.y[:5]))
 
 
 def test_single_phase_gives_the_same_model_and_sends_more():

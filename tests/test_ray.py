@@ -93,7 +93,20 @@ def same_rounds(ones, others):
     [
         ({}, "worker", False),
         ({"client": Adam(0.01), "trainer": "one-by-one"}, "driver", True),
-        ({"client": SGD(0.1, momentum=0.5), "server": Varp(0.5), "compression": Qsgd()}, "worker", False),
+        (
+            {
+                "client": SGD(0.1, momentum=0.5),
+                "server": Varp(0.5),
+                "compression": Qsgd(),
+                "split_seed": 5,
+                "init_seed": 6,
+                "batch_seed": 7,
+                "schedule_seed": 8,
+                "validation": 0.1,
+            },
+            "worker",
+            False,
+        ),
     ],
     ids=["sums", "state-travels", "whole-updates"],
 )

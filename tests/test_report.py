@@ -87,6 +87,35 @@ def test_a_figure_of_one_run_of_unequal_runs_and_of_an_unnamed_method(tmp_path):
     assert points.rounds.tolist() == [4, 8, 12]  # the rounds that both have
 
 
+def test_one_seed_has_no_spread_on_the_page_or_in_the_picture(tmp_path):
+    one, two = (report_runs.untrained(small(seed=seed)) for seed in (0, 1))
+    line = page_data([one])["lines"][0]
+    assert set(line["accuracy"]["sd"]) == {None}
+    assert (line["final"]["accuracy"]["sd"], line["final"]["accuracy"]["runs"]) == (None, 1)
+    assert all(group["sd"] is None for group in line["groups"].values())
+    assert "1 seed" in figure([one], tmp_path / "one.svg").read_text()
+    assert "mean over 2 seeds, 95 % interval of the mean" in figure([one, two], tmp_path / "two.svg").read_text()
+
+
+def test_the_page_tells_paired_differences():
+    runs = report_runs.trained()
+    found = page_data(runs)["differences"]
+    assert found["reference"] == "Algorithm 1"
+    by = {(run.experiment.title, run.experiment.seed): run.final.accuracy for run in runs}
+    seeds = sorted({seed for _, seed in by})
+    for row in found["rows"]:
+        expected = statistics.fmean(by[row["label"], s] - by["Algorithm 1", s] for s in seeds)
+        assert row["accuracy"]["mean"] == pytest.approx(expected)
+        assert row["accuracy"]["pairs"] == len(seeds)
+    assert page_data(runs[:1])["differences"] is None
+
+
+def test_runs_on_held_out_samples_are_called_so(tmp_path):
+    run = report_runs.untrained(small(validation=0.1))
+    assert page_data([run])["evaluated_on"] == "validation"
+    assert "Validation accuracy" in figure([run], tmp_path / "one.svg").read_text()
+
+
 # Lines
 
 
@@ -102,6 +131,10 @@ def test_runs_are_grouped_by_method_and_by_settings_that_differ():
         "Algorithm 1 · client.lr=0.01": 2,
         "Benchmark 1 (greedy) · client.lr=0.1": 1,
     }
+    # One line a method: rates tuned for each are no part of the names.
+    assert [line.label for line in lines([found[0], found[1], found[-1]])] == ["Algorithm 1", "Benchmark 1 (greedy)"]
+    apart = [found[2], found[3], found[-1]]
+    assert [line.label for line in lines(apart)] == ["Algorithm 1", "Benchmark 1 (greedy)"]
 
 
 def test_runs_of_one_experiment_carry_the_methods_title_alone(runs):

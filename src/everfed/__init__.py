@@ -88,9 +88,11 @@ __all__ = [
     "load",
     "open_run",
     "plan",
+    "seed_effects",
     "simulate",
     "stored_rounds",
     "theory",
+    "tune",
 ]
 
 

@@ -11,7 +11,8 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
+from copy import deepcopy
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def to_dict(value: Any) -> dict[str, Any]:
     """An experiment, or a part of one, as plain dicts, lists and numbers."""
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
-    return out | {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return out | {f.name: _plain(getattr(value, f.name)) for f in fields(value) if not _left_out(f, value)}
+
+
+def _left_out(field: Field[Any], value: Any) -> bool:
+    return bool(field.metadata.get("left_out")) and getattr(value, field.name) == field.default
 
 
 def _plain(part: Any) -> Any:
@@ -43,7 +48,45 @@ def _plain(part: Any) -> Any:
 
 
 def from_dict(raw: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain data; `method = "greedy"` stands for its policy and server rule."""
+    """An experiment from plain data; `method = "greedy"` stands for its policy and server rule.
+
+    A table `methods.greedy` holds settings of that method alone. They are checked whichever method is run.
+    """
+    values = dict(raw)
+    tables = values.pop("methods", {})
+    experiment = _experiment(values)
+    for method, settings in method_settings(tables).items():
+        content = deepcopy(values)
+        if method != experiment.method:
+            change(content, "method", method)
+        for key, value in settings.items():
+            change(content, key, value)
+        try:
+            made = _experiment(content)
+        except InputError as error:
+            raise InputError(f"methods.{method}: {error}") from None
+        if method == experiment.method:
+            experiment = made
+    return experiment
+
+
+def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
+    """The tables `methods.NAME` of a file as dotted keys, those that set a kind before the kind's options."""
+    if not isinstance(tables, Mapping):
+        raise InputError(f"methods is {_show(tables)}; it must have a table of settings for each method it names.")
+    out = {}
+    for method, table in tables.items():
+        lookup(METHODS, method, "method")
+        if not isinstance(table, Mapping):
+            raise InputError(f"methods.{method} is {_show(table)}; it must be a table of settings.")
+        settings = flat(table)
+        if wrong := [key for key in settings if key.split(".")[0] in ("method", "methods")]:
+            raise InputError(f"methods.{method} sets '{wrong[0]}'; it holds settings of this method, not another one.")
+        out[method] = dict(sorted(settings.items(), key=lambda item: not item[0].endswith(".kind")))
+    return out
+
+
+def _experiment(raw: Mapping[str, Any]) -> Experiment:
     values = dict(raw)
     written = values.pop("format", FORMAT)
     if written not in range(1, FORMAT + 1):
@@ -66,7 +109,7 @@ def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     names = [f.name for f in fields(cls)]
     for key in raw:
         if key not in names:
-            valid = names if where else [*names, "method"]
+            valid = names if where else [*names, "method", "methods"]
             message = unknown("key", where + key, [where + name for name in valid])
             raise InputError(message if valid else f"unknown key '{where + key}': '{where[:-1]}' takes no options.")
     values = {key: _value(hints[key], value, where + key) for key, value in raw.items()}
@@ -160,8 +203,17 @@ def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def change(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set one dotted key of raw content in place; a new kind drops the old kind's options."""
+    """Set one dotted key of raw content in place; a new kind drops the old kind's options.
+
+    What is set here holds for every method: it goes before the settings of one method alone.
+    """
     *path, last = key.split(".")
+    for settings in raw.get("methods", {}).values() if isinstance(raw.get("methods"), dict) else ():
+        if isinstance(settings, dict) and key.split(".")[0] in settings:
+            if key.removesuffix(".kind").count(".") == 0:
+                del settings[key.split(".")[0]]
+            else:
+                change(settings, key, value)
     if key == "method":
         raw.pop("policy", None)
         raw.pop("server", None)
@@ -173,7 +225,7 @@ def change(raw: dict[str, Any], key: str, value: Any) -> None:
         if isinstance(inside, str):
             inside = {"kind": inside}
         if inside is None:
-            inside = _default_part(path, raw) if at is raw else {}
+            inside = _default_part(path, raw) if at is raw and name != "methods" else {}
         if not isinstance(inside, dict):
             raise InputError(f"'{name}' in '{key}' is not a table of options.")
         at[name] = inside
@@ -215,12 +267,18 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def to_toml(experiment: Experiment) -> str:
     """The experiment as a TOML file, every default written out."""
-    content = _given(to_dict(experiment))
-    top = {k: v for k, v in content.items() if not isinstance(v, dict)}
-    lines = [f"{key} = {_toml(value)}" for key, value in top.items()]
-    for name, part in content.items():
-        if isinstance(part, dict):
+    return raw_to_toml(to_dict(experiment))
+
+
+def raw_to_toml(raw: Mapping[str, Any]) -> str:
+    """The content of an experiment file as TOML; settings of one method alone as one dotted key a line."""
+    raw = _given(raw)
+    lines = [f"{key} = {_toml(value)}" for key, value in raw.items() if not isinstance(value, dict)]
+    for name, part in raw.items():
+        if isinstance(part, dict) and name != "methods":
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in part.items())]
+    for method, table in raw.get("methods", {}).items():
+        lines += ["", f"[methods.{method}]", *(f"{key} = {_toml(value)}" for key, value in flat(table).items())]
     return "\n".join(lines) + "\n"
 
 
@@ -275,6 +333,12 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """A JSON Schema of experiment files, for editors."""
     body = _object_schema(Experiment)
+    body["properties"]["methods"] = {
+        "type": "object",
+        "description": "Settings of one method alone, in a table of its name.",
+        "properties": {name: {"type": "object"} for name in METHODS},
+        "additionalProperties": False,
+    }
     body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
     body["properties"]["format"] = {"type": "integer", "description": "Of a file that everfed wrote."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "everfed experiment", **body}
@@ -305,8 +369,8 @@ def _schema(hint: Any, name: str) -> dict[str, Any]:
     if is_dataclass(hint) and isinstance(hint, type):
         return _object_schema(hint)
     if isinstance(hint, types.UnionType):
-        given = [_schema(part, name) for part in typing.get_args(hint) if part is not type(None)]
-        return given[0] if len(given) == 1 else {"anyOf": given}
+        parts = [_schema(part, name) for part in typing.get_args(hint) if part is not types.NoneType]
+        return parts[0] if len(parts) == 1 else {"anyOf": parts}
     valid = choices(name)
     kind = {int: "integer", float: "number", bool: "boolean", str: "string"}[hint]
     return {"type": kind} | ({"enum": valid} if valid else {})

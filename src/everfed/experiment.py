@@ -7,8 +7,8 @@ table is at once available in experiment files and on the command line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -125,9 +125,23 @@ TABLES: dict[Any, dict[str, type[Any]]] = {
 }
 
 
+class Seeds(NamedTuple):
+    """The seed of each kind of chance in a run."""
+
+    split: int  # who holds which samples, and which are held out for validation
+    init: int  # the model's initial weights
+    batch: int  # minibatches, crops, dropped activations, and how updates are rounded for sending
+    schedule: int  # when energy comes, what a round costs, and who trains when
+
+
+def _later(default: Any) -> Any:
+    """A key that files leave out where it has its default, so that the names of older folders stay as they are."""
+    return field(default=default, metadata={"left_out": True})
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """The defaults are the comparison of `make compare`: digits, 40 clients, the paper's energy."""
+    """The defaults are the preset digits at one rate for all methods: 40 clients, the paper's energy."""
 
     data: Source = Digits()
     split: Split = ByEnergy()
@@ -149,14 +163,37 @@ class Experiment:
     seed: int = 0
     device: str = "auto"
     trainer: str = "auto"
-    check_trainer: bool = True  # compare it with plain autograd on a little of the run's own data, before the run
+    # Whether it is compared with plain autograd on a little of the run's own data, before the run.
+    check_trainer: bool = _later(True)
     precision: str = "float32"
+    # One kind of chance can be varied, or held still, by a seed of its own; None: it follows `seed`.
+    split_seed: int | None = _later(None)
+    init_seed: int | None = _later(None)
+    batch_seed: int | None = _later(None)
+    schedule_seed: int | None = _later(None)
+    # The part of the training samples that is held out of training and evaluated on, in place of the test set.
+    validation: float = _later(0.0)
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("local_steps", 1), ("batch_size", 1), ("eval_every", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a whole number of at least {least}.")
         check_seed(self.seed)
+        for name in ("split_seed", "init_seed", "batch_seed", "schedule_seed"):
+            check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
+        if not 0.0 <= self.validation < 1.0:
+            raise InputError(f"validation is {self.validation}; it must be a part from 0 to below 1, such as 0.1.")
+
+    @property
+    def seeds(self) -> Seeds:
+        """Each kind of chance with the seed it has in this run."""
+        own = (self.split_seed, self.init_seed, self.batch_seed, self.schedule_seed)
+        return Seeds(*(self.seed if seed is None else seed for seed in own))
+
+    def same_run(self) -> Experiment:
+        """Equal for two experiments that differ in how their seeds are written, and in nothing that is run."""
+        split, init, batch, schedule = self.seeds
+        return replace(self, seed=0, split_seed=split, init_seed=init, batch_seed=batch, schedule_seed=schedule)
 
     @property
     def method(self) -> str:
@@ -184,7 +221,10 @@ class Experiment:
         return replace(self, fleet=self.fleet.pinned())
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
-        return self.data.load().split(self.split, len(fleet), fleet=fleet, seed=self.seed)
+        data, seed = self.data.load(), self.seeds.split
+        if self.validation:
+            data = data.hold_out(self.validation, seed)
+        return data.split(self.split, len(fleet), fleet=fleet, seed=seed)
 
     def simulation(self, data: FederatedData | OnDemand | None = None, **settings: Any) -> Simulation:
         """The run, set up and ready to iterate over. data: in place of the experiment's own."""
@@ -205,6 +245,9 @@ class Experiment:
             state_place=self.state_place,
             eval_every=self.eval_every or None,
             seed=self.seed,
+            init_seed=self.init_seed,
+            batch_seed=self.batch_seed,
+            schedule_seed=self.schedule_seed,
             device=self.device,
             trainer=self.trainer,
             check_trainer=self.check_trainer,

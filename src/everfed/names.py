@@ -60,7 +60,9 @@ from everfed.server import (
 from everfed.simulate import History, RoundRecord, Simulation, simulate
 
 if TYPE_CHECKING:
+    from everfed.seed_variance import seed_effects
     from everfed.store import StoredRun, open_run, stored_rounds
+    from everfed.tuning import tune
 
 
 def __getattr__(name: str) -> Any:
@@ -69,6 +71,10 @@ def __getattr__(name: str) -> Any:
         from everfed import store
 
         return getattr(store, name)
+    if name in ("seed_effects", "tune"):
+        from everfed import seed_variance, tuning
+
+        return {"seed_effects": seed_variance.seed_effects, "tune": tuning.tune}[name]
     raise AttributeError(f"module 'everfed.names' has no attribute '{name}'")
 
 
@@ -139,7 +145,9 @@ __all__ = [
     "load",
     "open_run",
     "plan",
+    "seed_effects",
     "simulate",
     "stored_rounds",
     "theory",
+    "tune",
 ]

@@ -55,12 +55,13 @@ class Purpose(IntEnum):
     SHIFT = 12  # where that order begins
     COMPRESS = 13  # how an update is rounded for sending
     SAMPLES = 14  # samples that are made up
+    VALIDATION = 15  # which samples are held out of training
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int, name: str = "the seed") -> None:
     """A seed is the generator's 64-bit key."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= int(seed) < 2**64:
-        raise InputError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1.")
+        raise InputError(f"{name} is {seed!r}; it must be a whole number from 0 to 2**64 - 1.")
 
 
 def philox(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:

@@ -125,6 +125,9 @@ class Simulation:
         state_place: str = "device",
         eval_every: int | None = None,
         seed: int = 0,
+        init_seed: int | None = None,
+        batch_seed: int | None = None,
+        schedule_seed: int | None = None,
         device: str | torch.device = "auto",
         trainer: str = "auto",
         check_trainer: bool = True,
@@ -140,6 +143,10 @@ class Simulation:
         self.data = data if isinstance(data, FederatedData | OnDemand) else from_arrays(data)
         _check_sizes(self.data, fleet, rounds, local_steps, batch_size)
         check_seed(seed)
+        init_seed, batch_seed, schedule_seed = (
+            _own_seed(own, seed, name)
+            for own, name in ((init_seed, "init_seed"), (batch_seed, "batch_seed"), (schedule_seed, "schedule_seed"))
+        )
         check_place(state_place, "state_place", "the clients' optimiser state is")
         self.eval_every = max(1, rounds // 20) if eval_every is None else eval_every
         check_count("eval_every", self.eval_every)
@@ -152,7 +159,7 @@ class Simulation:
         if server_optimizer is not None and not hasattr(server_optimizer, "linear"):
             raise InputError(f"server_optimizer is {server_optimizer!r}; it must be a value such as ServerSGD(1.0).")
         loss = loss or (F.cross_entropy if self.data.classes else F.mse_loss)
-        self.module = _instance(model, self.data, seed).to(self.device)
+        self.module = _instance(model, self.data, init_seed).to(self.device)
         models.check(self.module)
         device_data = on_device(self.data, self.device)
         models.check_fits(self.module, device_data.inputs(2), self.data.classes)
@@ -174,7 +181,7 @@ class Simulation:
         self.server_state = self.server_optimizer.init(self.layout.size, self.device)
         task = Task(
             self.module, self.layout, device_data, loss, optimizer, local_steps, batch_size,
-            keep_optimizer_state, rounds, int(seed), memory_budget, precision,
+            keep_optimizer_state, rounds, batch_seed, memory_budget, precision,
             (*gradients, *self.aggregator.gradients), state_place, starts=self.aggregator.starts,
         )  # fmt: skip
         self.compression = compression or Whole()
@@ -183,12 +190,12 @@ class Simulation:
         if on_divergence not in ("stop", "skip"):
             raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
         self.skips = on_divergence == "skip"
-        self.rounds, self.done, self.seed = int(rounds), 0, int(seed)
+        self.rounds, self.done, self.batch_seed = int(rounds), 0, batch_seed
         check_horizon(fleet, self.rounds, strict_horizon)
-        self.schedule = Schedule(fleet, self.method.policy, int(seed))
+        self.schedule = Schedule(fleet, self.method.policy, schedule_seed)
         waiting = "The server waits for them, so the model never moves." if self.aggregator.waits else ""
-        ahead = Schedule(fleet, self.method.policy, int(seed))
-        self.looked_ahead = warn_of_silent(ahead, self.rounds, self.seed, waiting)
+        ahead = Schedule(fleet, self.method.policy, schedule_seed)
+        self.looked_ahead = warn_of_silent(ahead, self.rounds, schedule_seed, waiting)
 
     def __len__(self) -> int:
         return self.rounds
@@ -207,7 +214,7 @@ class Simulation:
     def _round(self, step: PlanStep) -> RoundRecord:
         """One round of Algorithm 1: participants train, the server adds their weighed updates."""
         results = self.trainer.train(self.flat, step.clients, step.round)
-        results = sent(results, self.compression, self.schedule.fleet.message_bits, step.round, self.seed)
+        results = sent(results, self.compression, self.schedule.fleet.message_bits, step.round, self.batch_seed)
         update, weight, losses, good = self.aggregator.round(step.round, step.clients, step.scales, results, self.skips)
         if update is None and not self.server_state:
             return RoundRecord(step.round, step.clients, step.scales, 0.0, step.energy, 0.0, None, None, 0.0)
@@ -293,6 +300,8 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
         client_optimizer=Adam(1e-3), gradients=() (such as Proximal or Clip), compression=Whole(),
         server_optimizer=ServerSGD(1.0), keep_optimizer_state=True, state_place="device" (or "disk": the
         clients' optimiser state in temporary files), eval_every=rounds // 20, seed=0, device="auto",
+        init_seed, batch_seed and schedule_seed=seed (initial weights; minibatches, crops, dropout and rounding;
+        energy and who trains when: to vary one of them alone, or to hold it still),
         trainer="auto", check_trainer=True (compare it with plain autograd before the run, docs/engine.md),
         precision="float32" (or "tf32", "bf16" on a GPU),
         loss=cross entropy (squared error for float targets),
@@ -309,7 +318,7 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
         silent = np.ones(len(fleet), np.bool_)
         silent[np.concatenate([record.participants for record in records])] = False
         if silent.any():
-            said = never_trained(fleet, run.method.policy, silent, run.rounds, run.seed)
+            said = never_trained(fleet, run.method.policy, silent, run.rounds, int(np.asarray(run.schedule.seed)))
             warnings.warn(said, EverfedWarning, stacklevel=2)
     return History(records, run.params)
 
@@ -344,6 +353,14 @@ def _instance(model: Model, data: FederatedData | OnDemand, seed: int) -> nn.Mod
         if any(isinstance(p, nn.UninitializedParameter) for p in made.parameters()):
             made(torch.zeros(1, *data.input_shape()))  # lazy layers get their weights now, under the seed
     return made
+
+
+def _own_seed(own: int | None, seed: int, name: str) -> int:
+    """The seed of one kind of chance: its own, or that of the run."""
+    if own is None:
+        return int(seed)
+    check_seed(own, name)
+    return int(own)
 
 
 def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -13,8 +13,9 @@ import os
 import queue
 import re
 import signal
-import statistics
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from copy import deepcopy
@@ -76,19 +77,51 @@ def plan_runs(
     """Every combination of the grid's values, times the seeds; seeds of one combination together."""
     if not seeds:
         raise InputError("a sweep needs at least one seed.")
+    _check_grid(grid, seeds)
     runs = []
     for values in itertools.product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))
         content = deepcopy(dict(raw))
         for key, value in settings.items():
             config.change(content, key, value)
+        experiment = config.from_dict(content)
         for seed in seeds:
-            experiment = replace(config.from_dict(content), seed=seed).pinned()
-            runs.append(Planned(experiment, settings, root / folder_name(experiment, settings)))
-    doubles = len(runs) - len({run.folder for run in runs})
-    if doubles:
-        raise InputError(f"the grid names {doubles} run{'s' * (doubles > 1)} twice; give each value once.")
+            one = replace(experiment, seed=seed).pinned()
+            runs.append(Planned(one, settings, root / folder_name(one, settings)))
+    _check_distinct(runs)
     return runs
+
+
+def overwritten(key: str, by: str) -> bool:
+    """Whether setting `by` after `key` undoes it: a whole part replaces its options, and a method its parts."""
+    if by == "method":
+        return key.split(".")[0] in ("method", "policy", "server")
+    whole = by.removesuffix(".kind")
+    return key == whole or key.startswith(whole + ".")
+
+
+def _check_grid(grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None:
+    if "seed" in grid:
+        values = ",".join(map(str, grid["seed"]))
+        raise InputError(f"seeds are no part of the grid: write --seeds {values} in place of --grid seed={values}.")
+    if double := [seed for seed, count in Counter(seeds).items() if count > 1]:
+        raise InputError(f"seed {double[0]} is given {seeds.count(double[0])} times; give each seed once.")
+    for i, key in enumerate(grid):
+        if not grid[key]:
+            raise InputError(f"the grid has no value for '{key}'; give at least one.")
+        for later in list(grid)[i + 1 :]:
+            if overwritten(key, later):
+                raise InputError(f"the grid's '{later}' undoes its '{key}'; put '{later}' first, or leave one out.")
+
+
+def _check_distinct(runs: Sequence[Planned]) -> None:
+    """Nothing is run twice: the same experiment may be written in two ways, such as 1 and 1.0."""
+    first: dict[str, Planned] = {}
+    for run in runs:
+        twin = first.setdefault(config.to_toml(run.experiment.same_run()), run)
+        if twin is not run:
+            a, b = (f"'{one.label}, seed {one.experiment.seed}'" for one in (twin, run))
+            raise InputError(f"the grid names one run twice, as {a} and as {b}; give each value once.")
 
 
 def folder_name(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> str:
@@ -222,48 +255,18 @@ def _start_worker(inbox: Any, stopping: Any, threads: int) -> None:
     global _inbox, _stopping
     _inbox, _stopping = inbox, stopping
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks the workers to save
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore", EverfedWarning)  # the parent has said them once
 
 
+def _end_with_parent() -> None:
+    """A sweep that is killed takes its workers with it: they would hold their folders, then wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _work(index: int, run: Planned, options: dict[str, Any]) -> None:
     execute(index, run, options, _inbox.put, _stopping.is_set)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation over seeds (0 for a single seed)."""
-
-    mean: float
-    sd: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
-
-    def to_dict(self) -> dict[str, float]:
-        return {"mean": self.mean, "sd": self.sd}
-
-
-def summarize(labelled: Sequence[tuple[str, StoredRun]]) -> dict[str, dict[str, Any]]:
-    """Label by label: mean and sd over finished seeds, and the mean energy books."""
-    summary: dict[str, dict[str, Any]] = {}
-    for label in dict.fromkeys(label for label, _ in labelled):
-        runs = [run for name, run in labelled if name == label and run.state == "done"]
-        finals = [run.final for run in runs if run.final and run.final.accuracy is not None]
-        if not runs or not finals:
-            continue
-        books = [run.energy.to_dict() for run in runs]
-        summary[label] = {
-            "accuracy": Spread.of([f.accuracy or 0.0 for f in finals]).to_dict(),
-            "worst_group_accuracy": Spread.of([f.worst_group_accuracy or 0.0 for f in finals]).to_dict(),
-            "group_accuracy": {
-                group: Spread.of([(f.group_accuracy or {}).get(group, 0.0) for f in finals]).to_dict()
-                for group in finals[0].group_accuracy or {}
-            },
-            "loss": Spread.of([f.loss for f in finals]).to_dict(),
-            "participations": statistics.fmean(run.participations for run in runs),
-            "energy": {key: statistics.fmean(b[key] for b in books) for key in books[0]},
-            "seeds": [run.experiment.seed for run in runs],
-        }
-    return summary

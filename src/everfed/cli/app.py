@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from everfed.cli import bound, data, fleet, run, runs, sweep
+from everfed.cli import bound, data, fleet, run, runs, sweep, tune
 from everfed.errors import ClusterError, DivergenceError, InputError
 from everfed.store import StoreError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("compare")(sweep.compare)
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep_command)
+app.command("tune")(tune.tune_command)
 app.command("runs")(runs.runs)
 app.command("report")(runs.make_report)
 app.command("figure")(runs.make_figure)

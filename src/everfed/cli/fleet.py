@@ -30,7 +30,7 @@ from everfed.simulate import resolve_device
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
 def plan(
     raw: dict[str, Any],
-    seed: o.Seed = 0,
+    seed: o.Seed = None,
     strict_horizon: Annotated[
         bool, typer.Option("--strict-horizon", help="Refuse rounds that some cycle does not divide.")
     ] = False,
@@ -52,7 +52,8 @@ def plan(
     screen = Screen(json, quiet, no_color)
     experiment = _experiment(raw)
     fleet = experiment.make_fleet()
-    steps = make_plan(fleet, experiment.policy, experiment.rounds, seed or 0, strict_horizon=strict_horizon)
+    seed = experiment.seeds.schedule if seed is None else seed
+    steps = make_plan(fleet, experiment.policy, experiment.rounds, seed, strict_horizon=strict_horizon)
     if as_csv:
         writer = csv.writer(sys.stdout)
         writer.writerow(["round", "client", "scale"])
@@ -65,7 +66,7 @@ def plan(
         _stream_json(steps)
     else:
         _tell_assumptions(screen, experiment)
-        screen.out.print(_plan_table(steps, fleet, f"{experiment.title}, seed {seed or 0}"))
+        screen.out.print(_plan_table(steps, fleet, f"{experiment.title}, seed {seed}"))
 
 
 def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:

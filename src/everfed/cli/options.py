@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -18,14 +18,17 @@ import typer
 from everfed import config, presets
 from everfed.data import DATASETS, SPLITS
 from everfed.energy import ARRIVALS
-from everfed.errors import InputError, unknown
+from everfed.errors import InputError, lookup, unknown
 from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES, TRAINERS
 from everfed.learning.precision import PRECISIONS
 from everfed.methods import METHODS
+from everfed.sweep import COMPARED as _COMPARED
+from everfed.sweep import overwritten
 from everfed.trackers import TRACKERS
 
 _FLEET, _TRAINING, _OUTPUT, CLUSTER = "Fleet", "Training", "Output", "Cluster"
 ENGINES = ("local", "ray")
+COMPARED = ",".join(_COMPARED)
 
 
 class Short(NamedTuple):
@@ -106,6 +109,13 @@ FLEET_ONLY = (
 
 Seed = Annotated[int | None, typer.Option(help="Fixes all chance of the run.")]
 Seeds = Annotated[str, typer.Option(help="Which seeds: 3 (the first three), 0:5, or 1,4,7.")]
+Grid = Annotated[
+    list[str],
+    typer.Option("--grid", metavar="KEY=V,V", help="Values to try, such as client.lr=0.01,0.1. Repeatable."),
+]
+Methods = Annotated[
+    str, typer.Option(help=f"Which methods, with commas: {', '.join(METHODS)}.", rich_help_panel=_TRAINING)
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Machine-readable result on standard output.", rich_help_panel=_OUTPUT)
 ]
@@ -151,7 +161,10 @@ _Settings = Annotated[
 
 
 def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callable[[Callable[..., None]], Any]:
-    """Add EXPERIMENT, --set and the short options to a command; it gets their result as `raw`."""
+    """Add EXPERIMENT, --set and the short options to a command; it gets their result as `raw`.
+
+    A command with a parameter `chosen` also gets the keys that were set on the command line.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters
@@ -159,12 +172,16 @@ def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callabl
         @functools.wraps(command)
         def wrapper(**given: Any) -> None:
             values = {short: given.pop(_name(short)) for short in shorts}
-            raw = _raw(given.pop("experiment"), given.pop("settings") or [], values)
+            settings = given.pop("settings") or []
+            raw = _raw(given.pop("experiment"), settings, values)
+            if "chosen" in own:
+                keys = [short.key for short, value in values.items() if value is not None]
+                given["chosen"] = keys + [config.parse_setting(text)[0] for text in settings]
             command(raw=raw, **given)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         added = [inspect.Parameter("experiment", keyword, default=default, annotation=_Source)]
-        added += [p.replace(kind=keyword) for name, p in own.items() if name != "raw"]
+        added += [p.replace(kind=keyword) for name, p in own.items() if name not in ("raw", "chosen")]
         added += [
             inspect.Parameter(
                 _name(short),
@@ -210,7 +227,17 @@ def _source(name: str) -> dict[str, Any]:
     raise InputError(unknown("preset", name, presets.texts()) + " An experiment file ends in .toml.")
 
 
-def seed_list(text: str) -> list[int]:
+def check_chosen(chosen: list[str], axes: Iterable[str]) -> None:
+    """What is set for all runs must not be undone by what a sweep sets run by run."""
+    for key in chosen:
+        if key == "seed":
+            raise InputError("seed is set, but the runs have the seeds of --seeds; write --seeds 4,7 for these two.")
+        if by := [axis for axis in axes if overwritten(key, axis)]:
+            what = "by --methods" if by[0] == "method" else f"as '{by[0]}' in the grid"
+            raise InputError(f"'{key}' is set for all runs and also given {what}; leave one of them out.")
+
+
+def seed_list(text: str, flag: str = "--seeds") -> list[int]:
     """'3' is 0, 1, 2; '2:5' is 2, 3, 4; '1,4' is 1, 4."""
     try:
         if ":" in text:
@@ -221,10 +248,20 @@ def seed_list(text: str) -> list[int]:
         else:
             seeds = list(range(int(text)))
     except ValueError:
-        raise InputError(f"--seeds is '{text}'; write 3 (the first three), 0:5, or 1,4,7.") from None
+        raise InputError(f"{flag} is '{text}'; write 3 (the first three), 0:5, or 1,4,7.") from None
     if not seeds or min(seeds) < 0:
-        raise InputError(f"--seeds is '{text}'; that names no seed, or a negative one.")
+        raise InputError(f"{flag} is '{text}'; that names no seed, or a negative one.")
     return seeds
+
+
+def method_list(text: str) -> list[str]:
+    """'algorithm1,greedy' as names that exist."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        lookup(METHODS, name, "method")
+    if not names:
+        raise InputError("--methods names no method; give some with commas, such as algorithm1,greedy.")
+    return names
 
 
 def number_list(text: str, flag: str) -> list[float]:
@@ -242,8 +279,9 @@ def grid_axes(texts: list[str]) -> dict[str, list[Any]]:
         key, equals, values = text.partition("=")
         if not equals or not values.strip():
             raise InputError(f"--grid is '{text}'; write key=value,value, such as client.lr=0.01,0.1.")
+        key = key.strip()
+        if key in axes:
+            raise InputError(f"--grid names '{key}' twice; give all its values at once, as in {key}=A,B,C.")
         whole = config.parse_value(f"[{values}]")
-        axes[key.strip()] = (
-            whole if isinstance(whole, list) else [config.parse_value(v.strip()) for v in values.split(",")]
-        )
+        axes[key] = whole if isinstance(whole, list) else [config.parse_value(v.strip()) for v in values.split(",")]
     return axes

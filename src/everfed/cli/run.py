@@ -16,6 +16,7 @@ from everfed.cli import options as o
 from everfed.cli.engine import maker
 from everfed.cli.screen import Screen, Stop, watched
 from everfed.experiment import Experiment
+from everfed.report.lines import evaluated_on
 from everfed.simulate import Simulation
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.environment import training
@@ -152,11 +153,11 @@ def _table(run: StoredRun, seconds: float) -> Table:
     out.add_column(style="bold")
     out.add_column(justify="right")
     if final and final.accuracy is not None:
-        out.add_row("test accuracy", f"{100 * final.accuracy:.1f} %")
+        out.add_row(f"{evaluated_on([run])} accuracy", f"{100 * final.accuracy:.1f} %")
         for label, value in (final.group_accuracy or {}).items():
             out.add_row(f"  as group {label} sees it", f"{100 * value:.1f} %")
     if final:
-        out.add_row("test loss", f"{final.loss:.4f}")
+        out.add_row(f"{evaluated_on([run])} loss", f"{final.loss:.4f}")
     out.add_row("participations", f"{run.participations:,}")
     books = (energy.harvested, energy.spent, energy.wasted)
     unit = f", {e.fleet.energy_unit}" if e.fleet.energy_unit != "units" else ""

@@ -151,7 +151,9 @@ def show_preset(
 ) -> None:
     """Print a preset as TOML: a start for an experiment file of your own."""
     content = presets.content(name)
-    typer.echo(config.to_file(config.from_dict(content)) if full else presets.texts()[name], nl=False)
+    own = {key: content.pop(key) for key in ("methods",) if key in content}  # stay as they are, beside the defaults
+    whole = {"format": config.FORMAT, **config.to_dict(config.from_dict(content)), **own}
+    typer.echo(config.raw_to_toml(whole) if full else presets.texts()[name], nl=False)
 
 
 @presets_app.command("schema")

@@ -15,8 +15,9 @@ from everfed import config, report, sweep
 from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
-from everfed.errors import lookup
-from everfed.methods import METHODS
+from everfed.cli.tune import TUNE_SEEDS, trial_table, tuned
+from everfed.comparison import differences, reference_of, summarize
+from everfed.errors import InputError, some
 from everfed.store import StoredRun
 from everfed.store.checkpoint import write_atomically
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
@@ -25,10 +26,15 @@ from everfed.store.runner import DEFAULT_CHECKPOINT_S
 @o.takes_experiment("digits")
 def compare(
     raw: dict[str, Any],
-    methods: Annotated[
-        str, typer.Option(help=f"Which methods, with commas: {', '.join(METHODS)}.", rich_help_panel="Training")
-    ] = ",".join(sweep.COMPARED),
-    seeds: o.Seeds = "3",
+    chosen: list[str],
+    methods: o.Methods = o.COMPARED,
+    seeds: o.Seeds = "6",
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="First choose client.lr, or --grid's keys, for each method on held-out data."),
+    ] = False,
+    grid: o.Grid = [],  # noqa: B006 - typer copies it
+    tune_seeds: Annotated[str, typer.Option(help="Seeds to tune on; never those that are reported.")] = TUNE_SEEDS,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.", rich_help_panel="Output")] = Path(
         "everfed-out/compare"
     ),
@@ -47,25 +53,40 @@ def compare(
 
     Algorithm 1 (each client picks a random round in every window and scales its update), greedy (train as soon as
     there is energy), wait-for-all, and FedAvg with unlimited energy as the upper bound. All methods of one seed meet
-    the same data split, initial weights and minibatches. It is a sweep over methods and seeds.
+    the same data split, initial weights and minibatches, so differences are told pair by pair. It is a sweep over
+    methods and seeds; settings of one method alone come from its table in the experiment file, as everfed tune writes
+    them, or are chosen first with --tune.
 
-    Example: everfed compare digits-dirichlet --seeds 5
+    Example: everfed compare digits-dirichlet --seeds 10
     """
     screen = Screen(json, quiet, no_color)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    for name in names:
-        lookup(METHODS, name, "method")
+    names, where = o.method_list(methods), (engine, address, jobs)
+    axes = o.grid_axes(grid)
+    o.check_chosen(chosen, ["method", *axes])
+    if axes and not tune:
+        raise InputError("--grid says what to tune, and --tune is not given; add it, or use everfed sweep for a grid.")
+    if tune:
+        same = sorted(set(o.seed_list(tune_seeds, "--tune-seeds")) & set(o.seed_list(seeds)))
+        if same:
+            raise InputError(f"seed {some(same)} is both tuned on and reported; give --tune-seeds others than --seeds.")
+        beside = out.with_name(f"{out.name}-tune")  # not inside: a report on the folder is on what is compared
+        found = tuned(
+            screen, raw, axes, names, o.seed_list(tune_seeds), beside, where, {"checkpoint_s": checkpoint_every}
+        )
+        found.save(beside)
+        if not json:
+            screen.out.print(trial_table(found))
+        raw = found.content()
+    _tell_untuned(screen, raw, names)
     options = {"checkpoint_s": checkpoint_every, "on_divergence": on_divergence, "trackers": track or []}
-    _sweep(screen, raw, {"method": names}, seeds, out, (engine, address, jobs), options)
+    _sweep(screen, raw, {"method": names}, seeds, out, where, options)
 
 
 @o.takes_experiment("digits")
 def sweep_command(
     raw: dict[str, Any],
-    grid: Annotated[
-        list[str],
-        typer.Option("--grid", metavar="KEY=V,V", help="Values to try, such as client.lr=0.01,0.1. Repeatable."),
-    ] = [],  # noqa: B006 - typer copies it
+    chosen: list[str],
+    grid: o.Grid = [],  # noqa: B006 - typer copies it
     seeds: o.Seeds = "3",
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.", rich_help_panel="Output")] = Path(
         "everfed-out/sweep"
@@ -89,7 +110,20 @@ def sweep_command(
     """
     screen = Screen(json, quiet, no_color)
     options = {"checkpoint_s": checkpoint_every, "on_divergence": on_divergence, "trackers": track or []}
-    _sweep(screen, raw, o.grid_axes(grid), seeds, out, (engine, address, jobs), options)
+    axes = o.grid_axes(grid)
+    o.check_chosen(chosen, axes)
+    _sweep(screen, raw, axes, seeds, out, (engine, address, jobs), options)
+
+
+def _tell_untuned(screen: Screen, raw: dict[str, Any], names: list[str]) -> None:
+    """A method with settings of its own is compared with one that has none: say so."""
+    own = [name for name in names if raw.get("methods", {}).get(name)]
+    without = [name for name in names if name not in own]
+    if own and without:
+        screen.note(
+            f"{', '.join(without)} has no settings of its own in this experiment, as {', '.join(own)} "
+            f"ha{'s' if len(own) == 1 else 've'}; add --tune to choose them alike."
+        )
 
 
 def _sweep(
@@ -119,7 +153,9 @@ def _sweep(
 def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun], out: Path, began: float) -> None:
     """The summary, the page and the picture of a finished sweep."""
     labelled = [(run.label, result) for run, result in zip(runs, stored, strict=True)]
-    summary = report.with_measures(sweep.summarize(labelled), labelled)
+    summary = report.with_measures(summarize(labelled), labelled)
+    reference = reference_of(list(summary))
+    apart = differences(labelled, reference) if reference else {}
     by_label = {label: [run for name, run in labelled if name == label] for label, _ in labelled}
     notes = report.silences(by_label.items())
     finished = [run for run in stored if run.final]
@@ -128,18 +164,39 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     if summary:
         page = report.page(finished, out / "report.html")
         picture = report.figure(finished, out / "figure.png")  # a summary has accuracies, so there is one to draw
-    result = {"methods": summary, "seconds": time.perf_counter() - began, "report": str(page) if page else None}
-    result["notes"] = notes
+    result = {
+        "methods": summary,
+        "differences": {"reference": reference, "methods": apart},
+        "seconds": time.perf_counter() - began,
+        "report": str(page) if page else None,
+        "notes": notes,
+    }
     content = {**result, "figure": str(picture) if picture else None, "experiment": config.to_dict(runs[0].experiment)}
     write_atomically(out / "summary.json", json_module.dumps(content, indent=1) + "\n")
     if screen.as_json:
         screen.json(result)
     else:
         titles = {run.label: run.experiment.title for run in runs}
-        screen.out.print(report.table(summary, titles, finished))
+        screen.out.print(report.table(summary, titles, finished, apart, reference))
+        for line in _own_settings(runs):
+            screen.out.print(line, markup=False)
         screen.out.print(f"{result['seconds']:.0f} s; report: {page}; picture: {picture}", markup=False)
     for note in notes:
         screen.note(note)
     if failed:
         screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.", markup=False)
         raise typer.Exit(1)
+
+
+def _own_settings(runs: list[sweep.Planned]) -> list[str]:
+    """'client.lr: 0.8 algorithm1, 1.6 greedy' for keys that differ between methods and are in no grid."""
+    flat = {run.label: config.flat(config.to_dict(run.experiment)) for run in runs}
+    swept = {key for run in runs for key in run.settings}
+    keys = dict.fromkeys(key for values in flat.values() for key in values)
+    out = []
+    for key in keys:
+        values = {label: mine.get(key) for label, mine in flat.items()}
+        of_grid = key == "seed" or any(sweep.overwritten(key, axis) for axis in swept)
+        if not of_grid and len({str(value) for value in values.values()}) > 1:
+            out.append(f"{key}: {', '.join(f'{value} {label}' for label, value in values.items())}")
+    return out

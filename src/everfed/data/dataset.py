@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from everfed.data.partition import SPLITS, Split, arrange
 from everfed.data.plain import labels, samples
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup, unknown
-from everfed.random import check_seed
+from everfed.random import Purpose, check_seed, permutation
 
 
 class Unowned(ABC):
@@ -27,6 +27,13 @@ class Unowned(ABC):
         self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0
     ) -> FederatedData | OnDemand:
         """Hand every training sample to exactly one client, by a split such as ByEnergy(strength=0.5)."""
+
+    def hold_out(self, part: float, seed: int = 0) -> Unowned:
+        """The same with a part of the training samples in the test set's place: to choose settings by.
+
+        The test set itself is no longer there, so nothing that is chosen can depend on it.
+        """
+        raise InputError(f"{type(self).__name__} data cannot hold samples out for validation; leave validation at 0.")
 
     def partition(
         self, clients: int, how: str = "iid", *, fleet: Fleet | None = None, seed: int = 0, **options: Any
@@ -60,6 +67,27 @@ class Dataset(Unowned):
         for x, y, whose in (("x", "y", "the training set"), ("test_x", "test_y", "the test set")):
             object.__setattr__(self, x, samples(getattr(self, x), whose))
             object.__setattr__(self, y, labels(getattr(self, y), whose))
+
+    def hold_out(self, part: float, seed: int = 0) -> Dataset:
+        """Held out of the pool, before anybody owns a sample, with every class in proportion.
+
+        So what is held out looks like the test set, whatever the split; and who holds how much of what
+        stays as it is. A part of every client's own samples would be a handful in a fleet of small clients.
+        """
+        check_seed(seed)
+        check_labels(self.y, self.classes, "training")
+        count = round(part * len(self.y))
+        if not 0 < count < len(self.y):
+            raise InputError(f"a part of {part} of {len(self.y)} training samples leaves none on one side.")
+        # Places within the class, spread evenly over 0 to 1: the lowest have all classes in proportion.
+        place = np.empty(len(self.y))
+        shuffled = permutation(len(self.y), seed, Purpose.VALIDATION)
+        for c in range(self.classes):
+            members = shuffled[self.y[shuffled] == c]
+            place[members] = (np.arange(len(members)) + 0.5) / max(1, len(members))
+        order = shuffled[np.argsort(place[shuffled], kind="stable")]
+        held, kept = np.sort(order[:count]), np.sort(order[count:])
+        return replace(self, x=self.x[kept], y=self.y[kept], test_x=self.x[held], test_y=self.y[held])
 
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
         check_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ from everfed.errors import InputError
 from everfed.random import Purpose, check_seed, words
 
 _TEST = 2**32 - 1  # the test set is what a client of this number would hold; fleets end far below
+_VALIDATION = 2**32 - 2  # and a validation set what this one would
 _TEST_SAMPLES = 2000
 _SIGNAL = 0.25  # of a picture; the rest is noise
 
@@ -46,6 +47,11 @@ class MadeUp(Unowned):
     """Synthetic data before anybody owns them."""
 
     options: Synthetic
+    tested_on: int = _TEST
+
+    def hold_out(self, part: float, seed: int = 0) -> MadeUp:
+        """Samples are made up without end, so none has to be taken from training."""
+        return replace(self, tested_on=_VALIDATION)
 
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> OnDemand:
         check_seed(seed)
@@ -60,7 +66,7 @@ class MadeUp(Unowned):
             for group, own in zip(groups, np.array_split(np.arange(self.options.classes), len(groups)), strict=True):
                 first[group.clients], count[group.clients] = own[0], len(own)
         pictures = Pictures(self.options, strength, first, count, seed)
-        test = pictures.make(np.array([_TEST]), _TEST_SAMPLES, 0.0, first[:1], count[:1])
+        test = pictures.make(np.array([self.tested_on]), _TEST_SAMPLES, 0.0, first[:1], count[:1])
         return OnDemand(pictures, test, self.options.classes, "synthetic")
 
 

@@ -72,10 +72,10 @@ class _Client(EnergyMod):
             return super().choose(client, ask, memory, context)
         fleet = experiment.make_fleet()
         if not self.policy.coordinated and ask.round < experiment.rounds:
-            plan = own_plan(fleet, self.policy, experiment.seed, client, experiment.rounds)
+            plan = own_plan(fleet, self.policy, experiment.seeds.schedule, client, experiment.rounds)
             memory.save(_PLAN, plan)
             return _read(plan, ask.round)
-        self.energy = Simulated(fleet, experiment.seed)
+        self.energy = Simulated(fleet, experiment.seeds.schedule)
         return super().choose(client, ask, memory, context)
 
     def app(self) -> ClientApp:

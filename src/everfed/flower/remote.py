@@ -103,6 +103,8 @@ def remote_run(
 
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
     """
+    if data is not None and experiment.validation:
+        raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
     # The server trains nothing, and may have no samples.
     run = replace(experiment, check_trainer=False).simulation(data, on_divergence="skip")
     if run.aggregator.gradients:
@@ -116,7 +118,7 @@ def remote_run(
             "choose another, such as echo, or simulate it with '--engine local'."
         )
     protocol = Protocol(
-        experiment.make_fleet(), experiment.policy, run.data.shares(), experiment.seed,
+        experiment.make_fleet(), experiment.policy, run.data.shares(), experiment.seeds.schedule,
         terms=terms, roster=roster, folder=folder,
     )  # fmt: skip
     rounds = RemoteRounds(run, protocol, grid)

@@ -22,7 +22,7 @@ function groupBars(host) {
       if (!value || value.mean === null) return;
       const left = middle + (n - shown.length / 2) * bar;
       const top = y(100 * value.mean);
-      const words = `${data.lines[i].label}, ${label}: ${percent(value.mean)} ± ${percent(value.sd)} %`;
+      const words = `${data.lines[i].label}, ${label}: ${plusMinus(value.mean, value.sd, percent, " (sd)")} %`;
       svg.append(draw("rect", {
         x: left + 0.5, y: top, width: Math.max(1, bar - 1.5), height: Math.max(0, frame.bottom - top), rx: 1.5,
         class: "bar", style: { fill: colour(i) }, "data-line": i, "data-group": label, "data-value": value.mean,
@@ -42,8 +42,8 @@ function groupBars(host) {
 const groupTable = () => {
   const labels = [...new Set(data.lines.flatMap((line) => Object.keys(line.groups)))];
   const rows = data.lines.filter((_, i) => visible[i]).map((line) => [
-    line.label, ...labels.map((l) => (line.groups[l] ? `${percent(line.groups[l].mean)} ± ${percent(line.groups[l].sd)}` : "–"))]);
-  return table(["method", ...labels], rows, "Final accuracy in percent, mean ± sd over seeds");
+    line.label, ...labels.map((l) => (line.groups[l] ? plusMinus(line.groups[l].mean, line.groups[l].sd, percent) : "–"))]);
+  return table(["method", ...labels], rows, "Final accuracy in percent, mean ± standard deviation over seeds");
 };
 
 function histograms(host) {

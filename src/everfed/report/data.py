@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats
+from everfed.comparison import differences
 from everfed.config import to_dict
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError
 from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.report.distinct import distinct
-from everfed.report.lines import Curve, Line, by_group, curve, evaluations, flatten, fleet_key, lines, spread
+from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, flatten, fleet_key, lines
 from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
 from everfed.report.notes import notes
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
+from everfed.stats import summarize
 from everfed.store.run import StoredRun
 
 _MOST_BINS = 36
@@ -47,7 +49,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         body["verdict"] = verdict
     return {
         "title": title or _title(begun),
-        "headline": _headline(bodies),
+        "headline": _headline(bodies, evaluated_on(begun)),
         "summary": _summary(known.runs, drawn),
         "notes": notes(known, drawn),
         "lines": bodies,
@@ -59,7 +61,9 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
             "accounts": [{"key": a.key, "name": a.name, "hint": a.hint, "in": a.comes_in} for a in books],
         },
         "weight_edges": [short(e) for e in edges.tolist()],
+        "differences": _differences(drawn),
         "target": goal(_mean(body, "accuracy") for body in bodies),
+        "evaluated_on": evaluated_on(begun),
         "wiggle_rounds": WIGGLE_ROUNDS,
         "settings": settings(begun, drawn),
         "environments": environments(begun),
@@ -121,13 +125,12 @@ def _thin(n: int) -> list[int]:
 
 
 def _moments(values: Sequence[float] | Floats) -> dict[str, Any] | None:
-    """Mean and sd over seeds; None if no run has the value."""
+    """Mean and sd over seeds, which one seed has none of; None if no run has the value."""
     array = np.asarray(values, np.float64)
     if len(array) == 0:
         return None
-    mean, sd = float(array.mean()), float(spread(array))
-    # The mean of equal numbers may miss them by an ulp, which is no spread.
-    return {"mean": short(mean), "sd": short(sd if sd > 1e-12 * abs(mean) else 0.0), "runs": len(array)}
+    found = summarize(array)
+    return {"mean": short(found.mean), "sd": None if found.sd is None else short(found.sd), "runs": found.count}
 
 
 def _classes(line: Line) -> list[float | None] | None:
@@ -150,6 +153,13 @@ def _final(runs: Sequence[StoredRun], unit: Unit, sizes: Sequence[int]) -> dict[
         "brownouts": _moments([run.energy.brownouts for run in runs]),
         **{a.key: _moments([amount(run, a.key, unit) for run in runs]) for a in ACCOUNTS},
     }
+
+
+def _differences(drawn: Sequence[Line]) -> dict[str, Any] | None:
+    """Accuracies minus those of the reference, seed by seed; None where there is no pair."""
+    reference = next((line.label for line in drawn if line.method == "algorithm1"), drawn[0].label)
+    rows = differences([(line.label, run) for line in drawn for run in line.runs], reference)
+    return {"reference": reference, "rows": [{"label": label, **row} for label, row in rows.items()]} if rows else None
 
 
 def _edges(runs: Sequence[StoredRun]) -> Floats:
@@ -239,7 +249,7 @@ def _title(runs: Sequence[StoredRun]) -> str:
     return f"{kind[0].upper()}{kind[1:]}, {content['split.kind']} split, {len(first.make_fleet()):,} clients"
 
 
-def _headline(bodies: Sequence[dict[str, Any]]) -> str:
+def _headline(bodies: Sequence[dict[str, Any]], tested: str) -> str:
     """The finding in one sentence: Algorithm 1 first where it is there, then the others by accuracy."""
     known = [b for b in bodies if _mean(b, "accuracy") is not None]
     if not known:
@@ -248,7 +258,7 @@ def _headline(bodies: Sequence[dict[str, Any]]) -> str:
             return "No run has been evaluated yet."
         losses.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
         said = [f"{label} {'is not finite' if loss is None else f'{loss:.4g}'}" for loss, label in losses]
-        return f"Final test loss: {'; '.join(said)}."
+        return f"Final {tested} loss: {'; '.join(said)}."
     ranked = sorted(known, key=lambda b: (b["method"] != "algorithm1", -b["final"]["accuracy"]["mean"]))
     chosen = ranked if len(ranked) <= 4 else [ranked[0], ranked[1], ranked[-1]]
     parts = [_reached(body, first=body is ranked[0]) for body in chosen]

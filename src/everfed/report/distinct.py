@@ -19,7 +19,7 @@ from everfed.simulate import RoundRecord
 from everfed.store.run import StoredRun
 
 # They change how often one looks and where it runs, not what is run.
-NOT_WHAT_IS_RUN = ("eval_every", "device")
+NOT_WHAT_IS_RUN = ("eval_every", "device", "check_trainer")
 
 
 @dataclass(frozen=True)

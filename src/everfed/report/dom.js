@@ -33,6 +33,8 @@ const number = (value, digits = 4) =>
       ? Math.round(value).toLocaleString("en-US")
       : String(Number(value.toPrecision(digits)));
 const percent = (value, digits = 1) => (value === null || value === undefined ? "–" : (100 * value).toFixed(digits));
+// A mean with its spread, which one seed does not have.
+const plusMinus = (mean, spread, show, what = "") => (spread === null || spread === undefined ? show(mean) : `${show(mean)} ± ${show(spread)}${what}`);
 const plural = (n, what) => `${n.toLocaleString("en-US")} ${what}${n === 1 ? "" : "s"}`;
 
 const tip = byId("tip");

@@ -11,7 +11,8 @@ import numpy as np
 
 from everfed.errors import EverfedWarning, InputError
 from everfed.report.distinct import distinct
-from everfed.report.lines import Line, by_group, curve, lines, spread
+from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
+from everfed.stats import margins
 from everfed.store.run import StoredRun
 
 _FORMATS = (".pdf", ".png", ".svg")
@@ -56,18 +57,22 @@ def _draw(drawn: Sequence[Line], title: str | None) -> Any:
     picture = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = picture.subplots(1, 2, sharey=True, width_ratios=(1.45, 1))
     groups = list(dict.fromkeys(label for line in drawn for label in by_group(line.runs)))
+    runs = [run for line in drawn for run in line.runs]
     for place, line in enumerate(drawn):
         _curve(left, line)
         _groups(right, line, groups, place, len(drawn))
     left.set(
-        title="Test accuracy",
+        title=f"{evaluated_on(runs).capitalize()} accuracy{_spread_said(drawn)}",
         xlabel="round",
         ylabel="accuracy (%)",
         ylim=(0, 101),
         xlim=(0, max(run.rounds[-1].round + 1 for line in drawn for run in line.runs)),
     )
     named = any(not label.startswith("E=") for label in groups)
-    right.set(title="Final accuracy by energy group", xlabel="" if named else "rounds to harvest one round's energy")
+    same = ", same interval" if any(len(line.runs) > 1 for line in drawn) else ""
+    right.set(
+        title=f"Final accuracy by energy group{same}", xlabel="" if named else "rounds to harvest one round's energy"
+    )
     # Names of groups are long: one part a line.
     right.set_xticks(range(len(groups)), [label.replace(", ", "\n").replace(" @ ", "\n") for label in groups])
     if named:
@@ -85,18 +90,25 @@ def _draw(drawn: Sequence[Line], title: str | None) -> Any:
     return picture
 
 
+def _spread_said(drawn: Sequence[Line]) -> str:
+    """What the bands are, for the title of the panel."""
+    seeds = seeds_said([run for line in drawn for run in line.runs])
+    several = any(len(line.runs) > 1 for line in drawn)
+    return f": mean over {seeds}, 95 % interval of the mean" if several else f", {seeds}"
+
+
 def _curve(axes: Any, line: Line) -> None:
     points = curve(line.runs, lambda m: m.accuracy)
     assert points is not None
-    mean, sd, look = 100 * points.mean, 100 * points.sd, line.style
+    mean, margin, look = 100 * points.mean, 100 * points.margin, line.style
     axes.plot(
         points.rounds, mean, color=look.colour, label=line.label, marker=look.marker, markersize=4,
         linestyle=(0, [part / 2 for part in look.dash]) if look.dash else "-",
         linewidth=2.2 if line.method == "algorithm1" else 1.6, markevery=max(1, len(mean) // 8),
     )  # fmt: skip
-    axes.fill_between(
-        points.rounds, np.maximum(mean - sd, 0), np.minimum(mean + sd, 100), color=look.colour, alpha=0.16, linewidth=0
-    )
+    if len(line.runs) > 1:
+        low, high = np.maximum(mean - margin, 0), np.minimum(mean + margin, 100)
+        axes.fill_between(points.rounds, low, high, color=look.colour, alpha=0.16, linewidth=0)
 
 
 def _groups(axes: Any, line: Line, groups: Sequence[str], place: int, among: int) -> None:
@@ -107,7 +119,7 @@ def _groups(axes: Any, line: Line, groups: Sequence[str], place: int, among: int
         [x + (place - (among - 1) / 2) * width for x, _ in shown],
         [values.mean() for _, values in shown],
         width * 0.92,
-        yerr=[float(spread(values)) for _, values in shown] if len(line.runs) > 1 else None,
+        yerr=[float(margins(values)) for _, values in shown] if len(line.runs) > 1 else None,
         color=line.style.colour,
         error_kw={"linewidth": 1, "ecolor": "#333333"},
     )

@@ -157,7 +157,7 @@ class LineChart {
     this.cross.append(draw("line", { x1: px, x2: px, y1: this.frame.top, y2: this.frame.bottom }));
     const list = rows.filter(([s, i]) => Math.abs(s.x[i] - snapped) <= close).map(([s, i]) => {
       this.cross.append(draw("circle", { cx: this.x(s.x[i]), cy: this.y(s.mean[i]), r: 4.5, style: { fill: colour(s.line) } }));
-      const sd = data.lines[s.line].seeds.length > 1 ? ` ± ${number(s.sd[i], 2)}` : "";
+      const sd = data.lines[s.line].seeds.length > 1 ? ` ± ${number(s.sd[i], 2)} (sd)` : "";
       const value = make("b", {}, `${number(s.mean[i], 4)}${sd}${this.options.unit}`);
       const away = s.x[i] === snapped ? "" : ` at ${number(s.x[i])}`;
       return [s.mean[i], make("div", { class: "row" }, key(s.line), make("span", {}, data.lines[s.line].label + away), value)];

@@ -18,6 +18,7 @@ from everfed.methods import METHODS
 from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles
 from everfed.simulate import RoundRecord
+from everfed.stats import margins
 from everfed.store.run import StoredRun
 
 _NOT_A_DIFFERENCE = ("seed", *NOT_WHAT_IS_RUN)
@@ -54,7 +55,8 @@ class Curve:
     rounds: Ints
     spent: Floats  # energy spent by then, mean over seeds
     mean: Floats
-    sd: Floats  # 0 for a single seed
+    sd: Floats  # NaN for a single seed
+    margin: Floats  # half the width of the mean's 95 % interval; NaN for a single seed
 
 
 def lines(runs: Sequence[StoredRun]) -> list[Line]:
@@ -91,9 +93,12 @@ def _labels(groups: Sequence[tuple[str, ...]], firsts: Sequence[Experiment], key
         out = []
         for (method, folder, *_), first in zip(groups, firsts, strict=True):
             named = [f"{first.title} ({method})" if with_method else first.title]
-            out.append(" · ".join([*named, *_settings(first, keys, shown), *([f"in {folder}"] if folder else [])]))
+            settings = [] if alone else _settings(first, keys, shown)
+            out.append(" · ".join([*named, *settings, *([f"in {folder}"] if folder else [])]))
         return out
 
+    # Where every method has one line, its name says it all, though each may have a rate of its own.
+    alone = len({method for method, *_ in groups}) == len(groups)
     short, full, longest = written(show), written(exactly), written(exactly, True)
     labels = [b if short.count(a) > 1 else a for a, b in zip(short, full, strict=True)]
     return [b if labels.count(a) > 1 else a for a, b in zip(labels, longest, strict=True)]
@@ -157,6 +162,18 @@ def is_tables(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(isinstance(part, Mapping) and "kind" not in part for part in value)
 
 
+def evaluated_on(runs: Sequence[StoredRun]) -> str:
+    """What the accuracies of these runs are of."""
+    names = {"validation" if run.experiment.validation else "test" for run in runs}
+    return " or ".join(sorted(names))
+
+
+def seeds_said(runs: Sequence[StoredRun]) -> str:
+    """'5 seeds'."""
+    count = len({run.experiment.seed for run in runs})
+    return f"{count} seed{'s' * (count != 1)}"
+
+
 def evaluations(run: StoredRun) -> list[tuple[RoundRecord, Metrics]]:
     return [(record, record.metrics) for record in run.rounds if record.metrics]
 
@@ -171,13 +188,9 @@ def curve(runs: Sequence[StoredRun], value: Callable[[Metrics], float | None]) -
     if not common:
         return None
     both = np.array([[table[done] for done in common] for table in tables])
-    return Curve(np.array(common), both[:, :, 0].mean(axis=0), both[:, :, 1].mean(axis=0), spread(both[:, :, 1]))
-
-
-def spread(values: Floats) -> Floats:
-    """Standard deviation over the first axis: of a sample, and 0 for one value."""
-    sd: Floats = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1:])
-    return sd
+    spent, values = both[:, :, 0].mean(axis=0), both[:, :, 1]
+    sd = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(len(common), np.nan)
+    return Curve(np.array(common), spent, values.mean(axis=0), sd, margins(values))
 
 
 def by_group(runs: Sequence[StoredRun]) -> dict[str, Floats]:

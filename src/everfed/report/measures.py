@@ -11,8 +11,8 @@ import numpy as np
 
 from everfed.report.lines import FleetKey, evaluations, fleet_key
 from everfed.simulate import RoundRecord
+from everfed.stats import jain, summarize
 from everfed.store.run import StoredRun
-from everfed.sweep import Spread
 
 WIGGLE_ROUNDS = 200  # the end of a run; of a short one its last quarter
 _TARGET = 0.9  # of the best method's final accuracy
@@ -89,9 +89,7 @@ def wasted_part(run: StoredRun) -> float | None:
 def fairness(run: StoredRun, clients: int) -> float:
     """Jain's index of how often each client took part: 1 if all alike, 1/N if one alone, and 1 if nobody did."""
     joined = np.concatenate([record.participants for record in run.rounds])
-    counts = np.bincount(joined, minlength=clients).astype(np.float64)
-    squares = clients * float((counts**2).sum())
-    return float(counts.sum()) ** 2 / squares if squares else 1.0
+    return jain(np.bincount(joined, minlength=clients))
 
 
 def wiggle(run: StoredRun) -> float | None:
@@ -151,5 +149,5 @@ def with_measures(
     return out
 
 
-def _spread(values: Sequence[float]) -> dict[str, float] | None:
-    return Spread.of(values).to_dict() if values else None
+def _spread(values: Sequence[float]) -> dict[str, Any] | None:
+    return summarize(values).to_dict() if values else None

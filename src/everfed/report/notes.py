@@ -38,7 +38,7 @@ def silence(run: StoredRun, fleet: Fleet | None = None) -> str:
     silent = np.ones(len(fleet), np.bool_)
     for record in run.rounds:
         silent[record.participants] = False
-    return never_trained(fleet, run.experiment.policy, silent, len(run.rounds), run.experiment.seed)
+    return never_trained(fleet, run.experiment.policy, silent, len(run.rounds), run.experiment.seeds.schedule)
 
 
 def silences(labelled: Iterable[tuple[str, Sequence[StoredRun]]]) -> list[str]:

@@ -36,8 +36,8 @@ function curves() {
     const chart = new LineChart(byId(id), series(metric, factor), { name: id, xTitle, onZoom: together, ...options });
     charts.push(chart);
   };
-  add("accuracy-chart", "accuracy", 100, { yTitle: "test accuracy, %", unit: " %", bounds: [0, 100] });
-  add("loss-chart", "loss", 1, { yTitle: "test loss", unit: "", log: () => log.checked });
+  add("accuracy-chart", "accuracy", 100, { yTitle: `${data.evaluated_on} accuracy, %`, unit: " %", bounds: [0, 100] });
+  add("loss-chart", "loss", 1, { yTitle: `${data.evaluated_on} loss`, unit: "", log: () => log.checked });
   const render = () => charts.forEach((chart) => chart.render());
   log.addEventListener("change", render);
   document.querySelectorAll("input[name=against]").forEach((input) => input.addEventListener("change", () => {
@@ -49,7 +49,7 @@ function curves() {
     const rounds = [...new Set(shown.flatMap((line) => (line.accuracy || line.loss).rounds))].sort((a, b) => a - b);
     const at = (points, r, show) => {
       const i = points ? points.rounds.indexOf(r) : -1;
-      return i < 0 ? "–" : `${show(points.mean[i])} ± ${show(points.sd[i])}`;
+      return i < 0 ? "–" : plusMinus(points.mean[i], points.sd[i], show);
     };
     return table(["rounds", ...shown.flatMap((line) => [`${line.label}: accuracy, %`, "loss", "spent"])], rounds.map((r) => [String(r),
       ...shown.flatMap((line) => [at(line.accuracy, r, percent), at(line.loss, r, (v) => number(v, 3)), number(line.loss?.spent[line.loss.rounds.indexOf(r)])])]));
@@ -114,6 +114,10 @@ function results() {
   input.addEventListener("input", () => table.render());
   redraw.push(() => table.render());
   table.render();
+  byId("differences").hidden = data.differences === null;
+  if (data.differences === null) return;
+  byId("reference").textContent = data.differences.reference;
+  differenceTable(byId("difference-table"), data.differences);
 }
 
 function weights() {
@@ -135,6 +139,7 @@ function theme(recolour) {
 }
 
 document.querySelectorAll(".energy-unit").forEach((place) => { place.textContent = data.energy.words; });
+document.querySelectorAll(".evaluated-on").forEach((place) => { place.textContent = data.evaluated_on; });
 byId("wiggle-rounds").textContent = data.wiggle_rounds;
 toggles();
 curves();

@@ -86,7 +86,7 @@ def batteries(run: StoredRun, fleet: Fleet, clients: Sequence[int]) -> dict[str,
     which = np.asarray(clients)
     longest = int(fleet.cycles()[which].max())
     rounds = min(len(run.rounds), max(120, 6 * longest), MOST_ROUNDS)
-    schedule = Schedule(fleet, run.experiment.policy, run.experiment.seed)
+    schedule = Schedule(fleet, run.experiment.policy, run.experiment.seeds.schedule)
     harvested, left = [], []
     for r in range(rounds):
         schedule.arrive(r)

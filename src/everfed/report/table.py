@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 
 from everfed.methods import METHODS
+from everfed.report.lines import evaluated_on
 from everfed.report.measures import Unit, accounts
 from everfed.store.run import StoredRun
 
+_MOST_P = 0.0001  # smaller ones are told as such
 
-def table(summary: dict[str, dict[str, Any]], titles: dict[str, str], runs: Sequence[StoredRun]) -> Group:
-    """What was learnt, and where the energy went: one row a label in each.
+
+def table(
+    summary: dict[str, dict[str, Any]],
+    titles: dict[str, str],
+    runs: Sequence[StoredRun],
+    differences: Mapping[str, dict[str, Any]] | None = None,
+    reference: str | None = None,
+) -> Group:
+    """What was learnt, how it differs from the reference, and where the energy went: one row a label in each.
 
     summary: with measures. titles: the labels' methods by name. runs: all of them, which decide the
-    unit of energy and the columns.
+    unit of energy and the columns. differences: from `comparison.differences`.
     """
     names = {label: titles[label] if label in METHODS else label for label in summary}
     unit = Unit.of(runs)
-    return Group(_learnt(summary, names, unit), _energy(summary, names, runs, unit))
+    parts = [_learnt(summary, names, unit, evaluated_on(runs))]
+    if differences and reference in names:
+        parts.append(_differences(differences, names, names[reference]))
+    return Group(*parts, _energy(summary, names, runs, unit))
 
 
-def _learnt(summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Unit) -> Table:
+def _learnt(summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Unit, data: str) -> Table:
     counts = sorted({len(row["seeds"]) for row in summary.values()})
     over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}" if counts else "no"
     target = next((row["to_target"]["accuracy"] for row in summary.values()), None) or 0.0
     wiggles = any(row["wiggle"] for row in summary.values())
     columns = ["accuracy %", "worst group %", *(["wiggle %"] if wiggles else []), "participations", "fairness"]
-    out = _table(
-        f"mean ± sd over {over} seed{'s' * (over != '1')}", [*columns, f"{unit.name} spent\nto {100 * target:.1f} %"]
-    )
+    title = "1 seed" if over == "1" else f"mean ± half the 95 % interval of the mean (Student's t), {over} seeds"
+    out = _table(f"{data} set, {title}", [*columns, f"{unit.name} spent\nto {100 * target:.1f} %"])
     for label, row in summary.items():
         out.add_row(
             names[label],
@@ -50,11 +61,27 @@ def _learnt(summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Uni
     return out
 
 
+def _differences(rows: Mapping[str, dict[str, Any]], names: Mapping[str, str], reference: str) -> Table:
+    pairs = sorted({row["accuracy"]["pairs"] for row in rows.values() if "accuracy" in row})
+    over = "-".join(map(str, dict.fromkeys([*pairs[:1], *pairs[-1:]])))
+    title = f"difference from {reference} in percentage points, mean [95 % interval], {over} paired seed"
+    out = _table(title + "s" * (over != "1"), ["accuracy", "p", "p exact", "worst group", "p", "p exact"])
+    for label, row in rows.items():
+        cells = []
+        for name in ("accuracy", "worst_group_accuracy"):
+            found = row.get(name)
+            cells += [_points(found), _p(found and found["p_holm"]), _p(found and found["p_flip"])]
+        out.add_row(names.get(label, label), *cells)
+    tests = f"{len(rows)} comparisons" if len(rows) > 1 else "1 comparison"
+    out.caption = f"p: paired t test, Holm-corrected for {tests}; p exact: over all sign flips, uncorrected"
+    return out
+
+
 def _energy(summary: dict[str, dict[str, Any]], names: dict[str, str], runs: Sequence[StoredRun], unit: Unit) -> Table:
     shown = [a for a in accounts(runs) if a.key != "initial"]  # the page has room for it
     fails = any(row["energy"]["brownouts"] for row in summary.values())
     out = _table(
-        f"energy in {unit.words}",
+        f"energy in {unit.words}, mean over seeds",
         [*(a.name.replace(" ", "\n") for a in shown), "wasted\n%", *(["brown-\nouts"] if fails else [])],
     )
     for label, row in summary.items():
@@ -66,8 +93,9 @@ def _energy(summary: dict[str, dict[str, Any]], names: dict[str, str], runs: Seq
             *([f"{energy['brownouts']:,.0f}"] if fails else []),
             style=_style(label),
         )
-    if any(row["energy"]["violations"] for row in summary.values()):
-        out.caption = "FedAvg and Bernoulli spend energy that was never harvested"
+    imagined = [names[label] for label, row in summary.items() if row["energy"]["violations"]]
+    if imagined:
+        out.caption = f"spent though it was never harvested: by {', '.join(imagined)}"
     return out
 
 
@@ -98,8 +126,24 @@ def _amount(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def _percent(spread: dict[str, float] | None, digits: int = 1, *, spread_too: bool = True) -> str:
-    if spread is None:
+def _percent(found: dict[str, Any] | None, digits: int = 1, *, spread_too: bool = True) -> str:
+    if found is None or found["mean"] is None:
         return "-"
-    sd = f" ± {100 * spread['sd']:.{digits}f}" if spread_too else ""
-    return f"{100 * spread['mean']:.{digits}f}{sd}"
+    mean = f"{100 * found['mean']:.{digits}f}"
+    if not spread_too or found["ci95"] is None:
+        return mean
+    low, high = found["ci95"]
+    return f"{mean} ± {50 * (high - low):.{digits}f}"
+
+
+def _points(found: dict[str, Any] | None) -> str:
+    if not found:
+        return "-"
+    mean = f"{100 * found['mean']:+.1f}"
+    return f"{mean} [{', '.join(f'{100 * end:+.1f}' for end in found['ci95'])}]" if found["ci95"] else mean
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"< {_MOST_P:g}" if value < _MOST_P else f"{value:.2g}"

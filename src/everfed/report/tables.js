@@ -3,7 +3,7 @@
 // Mean ± sd over seeds, or the mean alone where the sd is too small to be seen beside it.
 function spreadText(value, show) {
   if (!value || value.mean === null) return "–";
-  const sd = value.runs > 1 ? show(value.sd, value.mean) : "0";
+  const sd = value.sd === null ? "0" : show(value.sd, value.mean);
   return Number(sd.replaceAll(",", "")) > 0 ? `${show(value.mean, value.sd)} ± ${sd}` : show(value.mean);
 }
 
@@ -34,7 +34,7 @@ function toTarget(line, target, what) {
   const values = all.filter((r) => r !== null).map((r) => r[what]);
   if (!values.length) return { sort: Infinity, text: "never" };
   const mean = values.reduce((a, b) => a + b, 0) / values.length;
-  const sd = values.length > 1 ? Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / (values.length - 1)) : 0;
+  const sd = values.length > 1 ? Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / (values.length - 1)) : null;
   const some = values.length < all.length ? ` (${values.length} of ${all.length} seeds)` : "";
   return { sort: mean, text: spreadText({ mean, sd, runs: values.length }, amountText) + some };
 }
@@ -45,15 +45,23 @@ function resultColumns(input) {
   const inPercent = (v) => percent(v);
   const fixed = (v) => (Math.abs(v) < 10 ? v.toFixed(3) : number(v, 5));
   const out = [["method", (i) => ({ sort: data.lines[i].label, text: data.lines[i].label })]];
-  if (known) out.push(["accuracy, %", final("accuracy", inPercent), "of the test set, by the last model"],
+  if (known) out.push(["accuracy, %", final("accuracy", inPercent), `of the ${data.evaluated_on} set, by the last model`],
     ["worst group, %", final("worst_group", inPercent), "accuracy for the energy group that the model serves worst"]);
   if (data.lines.some((line) => line.final.wiggle)) out.push(["wiggle, %", final("wiggle", (v) => percent(v, 2)),
-    `standard deviation of the test accuracy over the evaluations in the last ${data.wiggle_rounds} rounds of a run, or in its last quarter if that is shorter`]);
+    `standard deviation of the accuracy over the evaluations in the last ${data.wiggle_rounds} rounds of a run, or in its last quarter if that is shorter`]);
   out.push(["loss", final("loss", fixed)], ["participations", final("participations", amountText), "rounds of training, all clients together"],
     ["fairness", final("fairness", (v) => v.toFixed(3)), "Jain's index of how often each client trained: 1 if all alike, 1/N if one of N alone"]);
   if (known) out.push(["energy to target", (i) => toTarget(i, target, "spent"), `energy spent until the target was first reached, ${data.energy.unit}`],
     ["rounds to target", (i) => toTarget(i, target, "rounds")]);
   return out;
+}
+
+function differenceTable(host, { rows }) {
+  const points = (v) => `${v < 0 ? "−" : "+"}${Math.abs(100 * v).toFixed(1)}`;
+  const chance = (p) => (p === null ? "–" : p < 0.0001 ? "< 0.0001" : number(p, 2));
+  const cells = (d) => (d ? [points(d.mean) + (d.ci95 ? ` [${points(d.ci95[0])}, ${points(d.ci95[1])}]` : ""), chance(d.p_holm), chance(d.p_flip)] : ["–", "–", "–"]);
+  host.append(table(["method", "seeds", "accuracy", "p", "p exact", "worst group", "p", "p exact"], rows.map((row) => [
+    row.label, String((row.accuracy || row.worst_group_accuracy).pairs), ...cells(row.accuracy), ...cells(row.worst_group_accuracy)])));
 }
 
 // columns(): [[name, cell(line), hint]] as they are now.

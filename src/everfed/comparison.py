@@ -1,0 +1,79 @@
+"""What a sweep found, label by label: means over seeds with their intervals, and paired differences."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from everfed.learning.evaluate import Metrics
+from everfed.stats import holm, paired
+from everfed.stats import summarize as moments
+from everfed.store.run import StoredRun
+
+Labelled = Sequence[tuple[str, StoredRun]]
+
+# What is compared pair by pair, of a run's last evaluation.
+_COMPARED: dict[str, Callable[[Metrics], float | None]] = {
+    "accuracy": lambda m: m.accuracy,
+    "worst_group_accuracy": lambda m: m.worst_group_accuracy,
+}
+
+
+def summarize(labelled: Labelled) -> dict[str, dict[str, Any]]:
+    """Label by label: mean, sd and 95 % interval over finished seeds, and the mean energy books."""
+    summary: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(label for label, _ in labelled):
+        runs = [run for name, run in labelled if name == label and run.state == "done"]
+        finals = [run.final for run in runs if run.final and run.final.accuracy is not None]
+        if not runs or not finals:
+            continue
+        books = [run.energy.to_dict() for run in runs]
+        summary[label] = {
+            "accuracy": moments([f.accuracy or 0.0 for f in finals]).to_dict(),
+            "worst_group_accuracy": moments([f.worst_group_accuracy or 0.0 for f in finals]).to_dict(),
+            "group_accuracy": {
+                group: moments([(f.group_accuracy or {}).get(group, 0.0) for f in finals]).to_dict()
+                for group in finals[0].group_accuracy or {}
+            },
+            "loss": moments([f.loss for f in finals]).to_dict(),
+            "participations": statistics.fmean(run.participations for run in runs),
+            "energy": {key: statistics.fmean(b[key] for b in books) for key in books[0]},
+            "seeds": [run.experiment.seed for run in runs],
+        }
+    return summary
+
+
+def reference_of(labels: Sequence[str]) -> str | None:
+    """What the others are compared with: Algorithm 1 where it is there, otherwise the first."""
+    return "algorithm1" if "algorithm1" in labels else next(iter(labels), None)
+
+
+def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]:
+    """Label by label: its accuracies minus the reference's over the seeds that both finished.
+
+    p is of the paired t test, p_holm the same corrected for all labels that are compared, p_flip of the
+    exact sign-flip test (see `stats.paired`).
+    """
+    labels = [label for label in dict.fromkeys(label for label, _ in labelled) if label != reference]
+    out: dict[str, dict[str, Any]] = {label: {} for label in labels}
+    for name, value in _COMPARED.items():
+        found = {label: _by_seed(labelled, label, value) for label in [reference, *labels]}
+        there = [label for label in labels if found[label].keys() & found[reference].keys()]
+        made = []
+        for label in there:
+            seeds = sorted(found[label].keys() & found[reference].keys())
+            made.append(paired([found[label][s] for s in seeds], [found[reference][s] for s in seeds]))
+        for label, difference, p in zip(there, made, holm([d.p for d in made]), strict=True):
+            out[label][name] = {**difference.to_dict(), "p_holm": p}
+    return {label: row for label, row in out.items() if row}
+
+
+def _by_seed(labelled: Labelled, label: str, value: Callable[[Metrics], float | None]) -> dict[int, float]:
+    return {
+        run.experiment.seed: v
+        for name, run in labelled
+        if name == label and run.state == "done" and run.final
+        if (v := value(run.final)) is not None and math.isfinite(v)
+    }

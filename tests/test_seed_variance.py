@@ -1,0 +1,55 @@
+"""Which part of the variance over seeds each kind of chance has: on results whose parts are known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import everfed as ef
+from everfed import config, seed_variance
+from everfed.experiment import CycleFleet, Experiment
+from everfed.learning.models import Logistic
+
+SIZES = {"split": 3.0, "init": 0.0, "batch": 1.0, "schedule": 2.0}
+
+
+def drawn(kind, seed):
+    return float(np.random.default_rng([list(SIZES).index(kind), seed]).normal())
+
+
+def test_known_parts_are_found(monkeypatch, tmp_path):
+    """A result that is a sum of four independent draws: variances 9, 0, 1 and 4."""
+
+    def pretend(runs, jobs):
+        for run in runs:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            (run.folder / "experiment.toml").write_text(config.to_toml(run.experiment))
+            (run.folder / "result.json").write_text(json.dumps({"state": "done"}))
+
+    def value(run):
+        seeds = run.experiment.seeds._asdict()
+        return sum(SIZES[kind] * drawn(kind, seed) for kind, seed in seeds.items())
+
+    monkeypatch.setattr(seed_variance, "run_all", pretend)
+    found = ef.seed_effects(Experiment(), 60, out=tmp_path, value=value)
+    assert found.variance == pytest.approx(14.0, rel=0.5)  # the sd of a variance of 60 draws is a fifth of it
+    for kind, size in SIZES.items():
+        part = found.parts[kind]
+        assert part.mean == pytest.approx(size**2, abs=2 * part.margin + 1e-12)  # four standard errors
+        assert found.share(kind) == pytest.approx(part.mean / found.variance)
+    assert found.parts["init"].mean == pytest.approx(0.0, abs=1e-20)
+
+
+def test_it_runs_five_runs_a_repeat_and_a_schedule_without_chance_has_no_part(tmp_path):
+    quick = Experiment(
+        fleet=CycleFleet(4, (1, 2)), policy=ef.Greedy(), model=Logistic(), rounds=3, device="cpu", eval_every=3
+    )
+    found = ef.seed_effects(quick, 2, out=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 10
+    assert found.parts["schedule"].mean == 0.0
+    assert found.parts["split"].mean > 0.0
+    assert ef.seed_effects(quick, 2, out=tmp_path) == found
+    with pytest.raises(ef.InputError, match="at least 2"):
+        ef.seed_effects(quick, 1, out=tmp_path)
