@@ -8,6 +8,7 @@ import numpy as np
 
 from everfed.arrays import Floats
 from everfed.auditing.tally import Tally
+from everfed.stats import jain
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,7 @@ class Figures:
     @property
     def fairness(self) -> float | None:
         """Jain's index of the participation rates: 1 if all take part alike, 1/N if one alone does."""
-        if self.participation_rate is None:
-            return None
-        squares = len(self.participation_rate) * float((self.participation_rate**2).sum())
-        return float(self.participation_rate.sum()) ** 2 / squares if squares else 1.0
+        return None if self.participation_rate is None else jain(self.participation_rate)
 
 
 def measured(tally: Tally) -> Figures:

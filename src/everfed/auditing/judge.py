@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import rel_entr, stdtrit
 
 from everfed.arrays import Floats
 from everfed.auditing.exact import Exact
 from everfed.auditing.tally import Moments, Tally
+from everfed.stats import t_quantile
 
 ERROR_RATE = 0.01
 # A weight that is off by less than this is not worth a word, however certain it is.
@@ -84,7 +84,7 @@ def _band(moments: Moments, seeds: int, quantum: Floats, error_rate: float) -> F
     if seeds < FEWEST_SEEDS:
         return np.full(len(quantum), np.inf)
     each = error_rate / len(quantum)
-    t = float(stdtrit(seeds - 1, 1.0 - each / 2.0))
+    t = t_quantile(1.0 - each / 2.0, seeds - 1)
     unseen = -math.expm1(math.log(each) / seeds)
     band: Floats = t * moments.standard_error(seeds) + unseen * quantum + 1e-12
     return band
@@ -125,7 +125,10 @@ def in_every_round(tally: Tally, exact: Exact, independent: bool) -> Judgement:
 def _divergence(mean: Floats, largest: Floats) -> Floats:
     """Relative entropy of coins that show `largest` with this mean, against those with a mean of 1."""
     p, q = np.minimum(mean / largest, 1.0), 1.0 / largest
-    result: Floats = rel_entr(p, q) + rel_entr(1.0 - p, 1.0 - q)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shown = np.where(p > 0.0, p * np.log(p / q), 0.0)
+        hidden = np.where(p < 1.0, (1.0 - p) * np.log((1.0 - p) / (1.0 - q)), 0.0)
+    result: Floats = shown + hidden
     return result
 
 
