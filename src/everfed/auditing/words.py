@@ -102,7 +102,8 @@ def _biased(tally: Tally, weight: Floats, overall: Judgement, total: float) -> s
         said.append(text)
     more = len(tally.groups) - len(said)
     rest = f" and {more} more groups" if more > 0 else ""
-    words = "biased over the run: " + ", ".join(said) + rest + _certainty(overall)
+    between = "; " if any("," in group.label for group in groups) else ", "
+    words = "biased over the run: " + between.join(said) + rest + _certainty(overall)
     run = weight * started_part(tally)  # whoever starts late has had less time to be heard
     parts = [float(tally.shares[g.clients] @ run[g.clients]) / total for g in tally.groups]
     fair = [float(tally.shares[g.clients].sum()) for g in tally.groups]

@@ -209,7 +209,7 @@ def _fleet_table(result: Audit) -> Table:
         "round weight, mean": "round_weight_mean",
         "round weight, variance": "round_weight_variance",
         "update variance (equal unit deltas)": "update_variance",
-        "participations without energy, a run": "violations",
+        "participations without energy, per run": "violations",
         "fairness of participation (Jain; 1: all alike)": "fairness",
     }
     for text, name in rows.items():
