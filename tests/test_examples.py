@@ -33,8 +33,8 @@ def test_an_example_ends_with_a_plausible_accuracy(example):
 def test_the_quickstart_prints_every_fifty_rounds_and_the_audits_verdict():
     text = printed("quickstart")
     assert re.findall(r"round (\d+):", text) == ["50", "100", "150", "200"] * 2
-    assert "unbiased: every client's update counts by its data" in text
-    assert "biased towards clients 0" in text
+    assert "unbiased over the run: every client counts by its data, and in every round" in text
+    assert "biased over the run: E=1 clients count 1.00 times" in text
 
 
 def test_the_plain_loop_is_short_and_needs_no_everfed():

@@ -87,9 +87,9 @@ def test_the_panel_that_helps_most_is_the_best_of_all(policy):
 
 
 def test_a_cheaper_device_is_helped_first_where_energy_is_counted_in_joules():
-    group = DeviceGroup(count=1, radio="lora-sf7", panel_wp=1.0, battery_wh=100.0, switched_off=True, name="dear")
-    cheap = DeviceGroup(count=1, radio="lora-sf7", panel_wp=0.5, battery_wh=100.0, switched_off=True, name="cheap")
-    fleet = DeviceFleet((group, cheap), model_mb=10.0).build(5)
+    alike = {"count": 1, "battery_wh": 200.0, "start": 1.0, "switched_off": True, "step_s": 200.0}
+    group, cheap = (DeviceGroup(**alike, name=name, panel_wp=wp) for name, wp in (("dear", 1.0), ("cheap", 0.5)))
+    fleet = DeviceFleet((group, cheap)).build(5)
     found = variance(fleet, ef.UniformWindow(), np.array([0.5, 0.5]), 200)
     assert found.upgrade.client == 1  # the longer cycle: a small part of its supply takes a whole round off
     assert "J more per round" in found.advice()

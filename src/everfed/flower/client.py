@@ -119,12 +119,10 @@ def _read(plan: Arrays, round: int) -> Choice:
 
 def fingerprint(experiment: Experiment | Path | str, run_config: Mapping[str, Any]) -> str:
     """A short name of an experiment, the same on every device: what is kept of one run is not used in another."""
-    from everfed import config
+    content = Path(experiment).read_bytes() if isinstance(experiment, Path | str) else None
+    if content is None or b"trace" in content:  # what a file names is part of it
+        from everfed import config  # loads torch, which a device without traces need not wait for
 
-    if isinstance(experiment, Path | str):
-        content = Path(experiment).read_bytes()
-        if b"trace" in content:  # what the file names is part of it
-            content = config.identity(config.from_dict(config.read(Path(experiment)))).encode()
-    else:
-        content = config.identity(experiment).encode()
+        whole = experiment if content is None else config.from_dict(config.read(Path(str(experiment))))
+        content = config.identity(whole).encode()  # type: ignore[arg-type]
     return hashlib.sha256(content + str(run_config.get("set") or "").encode()).hexdigest()[:16]

@@ -76,7 +76,7 @@ def compare(
             params = task.layout.flatten(task.module)
             rules, note = _copyable(task.gradients)
             steps = min(task.local_steps, _STEPS)
-            task = replace(task, gradients=rules, local_steps=steps, most_at_once=len(clients), starts=None)
+            task = replace(task, gradients=rules, local_steps=steps, most_at_once=len(clients))
             plain = _plainly(task, params, clients)
         except Exception as error:  # the model's own code, which may raise anything; the run will meet it as well
             return Check(who, note=f"it failed ({_first_line(error)})")
