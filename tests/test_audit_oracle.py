@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -71,3 +72,16 @@ def test_the_limit_is_greedy_s_rate_and_no_schedule_joins_more_often(oracle):
             oracle.Case(case.fleet, Greedy(), None, case.shares, case.rounds, case.vectors), 20
         )
         assert np.all(joins.cumsum(axis=1) <= most.cumsum(axis=1)), case.words()
+
+
+def test_the_page_says_what_the_json_says():
+    docs = SCRIPTS.parent / "docs" / "results"
+    found, page = json.loads((docs / "audit.json").read_text()), (docs / "audit.md").read_text(encoding="utf-8")
+    assert f"{found['cases']:,} random cases" in page
+    assert f"{found['with exact weights']} of the cases have exact weights" in page
+    assert f"**Disagreements: {len(found['disagreements'])}.**" in page
+    for seeds, rates in found["rates"].items():
+        missed = [f"{v['missed']} of {v['biased']}" for v in rates["missed by size of the bias"].values()]
+        kinds = (("false alarms", "unbiased"), ("false alarms in rounds", "unbiased rounds"))
+        alarms = [f"{rates[alarms]} of {rates[tried]}" for alarms, tried in kinds]
+        assert f"| {' | '.join([seeds, *alarms, *missed])} |" in page
