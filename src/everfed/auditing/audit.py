@@ -21,8 +21,9 @@ from everfed.auditing.exact import Exact, exactly
 from everfed.auditing.figures import Figures, measured
 from everfed.auditing.judge import Judgement
 from everfed.auditing.limit import Limit, limit
+from everfed.auditing.noise import as_vectors
 from everfed.auditing.tally import Tally
-from everfed.auditing.variance import Variance, as_vectors, variance
+from everfed.auditing.variance import Variance, variance
 from everfed.auditing.words import CORRECTED, REMEMBERED, distance, verdict
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats
-from everfed.auditing.variance import exact_variance
+from everfed.auditing.noise import Noise
 from everfed.energy.fleet import Fleet
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.laws import law_of, seedless
@@ -43,8 +43,8 @@ def limit(fleet: Fleet, shares: Floats, rounds: int, vectors: Floats, seeds: Any
         parts = np.where(active > 0.0, shares**2 * squares * active * (1.0 / rate - 1.0), 0.0)
     parts = np.where(shares * squares > 0.0, parts, 0.0)
     starved = tuple(g.label for g in fleet.groups() if np.any((rate == 0.0)[g.clients] & (active[g.clients] > 0.0)))
-    best = exact_variance(fleet, Lattice(), shares, rounds, vectors)
-    return Limit(float(parts.sum()), exact, best, starved)
+    best = Noise(fleet, Lattice(), shares, rounds, vectors).averages()
+    return Limit(float(parts.sum()), exact, best[1] if best else None, starved)
 
 
 def _most_often(fleet: Fleet, rounds: int, seeds: Any) -> tuple[Floats, bool]:
