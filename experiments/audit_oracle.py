@@ -31,7 +31,7 @@ from everfed.energy.fleet import Fleet
 from everfed.energy.profile import Profile
 from everfed.errors import InputError
 from everfed.scheduling import POLICIES, KnownArrivals, Schedule, Thrifty
-from everfed.scheduling.laws import are_independent
+from everfed.scheduling.laws import are_independent, comes_evenly
 from everfed.server import HTScaffold
 
 BATCHES = 20
@@ -194,7 +194,8 @@ def judged(case: Case, seeds: int, first: int) -> tuple[judge.Judgement, judge.J
     tally = Tally(case.fleet, case.shares, case.rounds, case.server)
     tally.run(Schedule(case.fleet, case.policy, np.arange(first, first + seeds, dtype=np.uint64)[:, None]))
     independent = are_independent(case.policy) and not (case.server and case.server.normalizes)
-    return judge.over_the_run(tally, None), judge.in_every_round(tally, Exact(Figures()), independent)
+    even = comes_evenly(case.fleet, case.policy)
+    return judge.over_the_run(tally, None, even), judge.in_every_round(tally, Exact(Figures()), independent)
 
 
 def error_rates(audits: int, seeds: int, rng: np.random.Generator) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from everfed import (
     Always,
     Audit,
     Bernoulli,
+    Echo,
     EverfedWarning,
     Fleet,
     Greedy,
@@ -24,12 +25,14 @@ from everfed import (
     Lattice,
     Truncated,
     UniformWindow,
+    Varp,
     WaitForAll,
     audit,
     plan,
 )
 from everfed.auditing import Figures
-from everfed.energy import Storage
+from everfed.energy import BernoulliArrivals, Changing, Markov, Storage
+from everfed.energy.arrivals import Trickle
 from everfed.scheduling import Schedule, participations
 from everfed.scheduling.laws import Law, is_deterministic, law_of
 
@@ -487,6 +490,112 @@ class TestLimit:
         assert paper_audit(Always()).limit is None
         fleet = Fleet.from_cycles([2], storage=Storage(cost_spread=0.1), capacity=3)
         assert audit(fleet, Greedy(), 40, 5).limit is None
+
+
+@dataclass(frozen=True)
+class RoundRobin(UniformWindow):
+    """Client i trains at place i of every window: right over time, and on the mean of a group in every round."""
+
+    def _slot(self, clients, which, window):
+        place = clients.ids[which] % clients.cycles[which]
+        return np.broadcast_to(place, (*clients.shape()[:-1], len(place))).copy()
+
+
+class TestWhatMeasurementMayClaim:
+    @pytest.mark.parametrize(("cycles", "seeds"), [([2, 2], 200), ([5] * 20, 200)], ids=str)
+    def test_clients_that_take_turns_are_off_in_every_round_though_their_group_is_not(self, cycles, seeds):
+        found = audit(Fleet.from_cycles(cycles), RoundRobin(), 20, seeds)
+        assert found.exact.mean_weight is None
+        assert found.over_the_run.unbiased
+        assert found.in_every_round.unbiased is False
+        assert "this one" not in found.distance()
+
+    @pytest.mark.parametrize(
+        ("spell", "rounds", "seeds", "clients"), [(4, 100, 5, 4), (4, 100, 20, 1), (100, 400, 20, 1)]
+    )
+    def test_spells_are_not_taken_for_bias(self, spell, rounds, seeds, clients):
+        """A leak that never matters takes the law away: every unit is spent as it comes, so weights are 1."""
+        arrivals = Markov(np.full(clients, 20), np.zeros(clients, np.int64), spell=spell)
+        fleet = Fleet(arrivals, np.ones(clients), Storage(leak=0.01))
+        verdicts = [
+            audit(fleet, Greedy(scaled=True), rounds, range(s, s + seeds)).over_the_run
+            for s in range(0, 40 * seeds, seeds)
+        ]
+        assert all(not v.exact for v in verdicts)
+        assert not any(v.unbiased is False for v in verdicts)
+
+    def test_a_law_is_not_thrown_away_for_a_few_spells(self):
+        fleet = Fleet(Markov(np.full(4, 20), np.zeros(4, np.int64), spell=100.0), np.ones(4))
+        for first in range(0, 100, 5):
+            assert audit(fleet, Greedy(scaled=True), 400, range(first, first + 5)).exact.mean_weight is not None
+
+    def test_not_seen_is_not_never(self):
+        fleet = Fleet.from_cycles([1, 1000], arrivals="bernoulli", storage=Storage(start=0.1))
+        assert audit(fleet, Greedy(scaled=True), 50, 5).limit is None
+
+    def test_bias_that_cancels_within_a_group_is_told_by_client(self):
+        found = audit(Fleet.from_cycles([5] * 40), Uneven(), 500, 100)
+        assert found.over_the_run.unbiased is False
+        assert re.search(r"E=5 clients count 1\.00 times \(0\.6\d to 1\.\d\d by client\)", found.verdict), found.verdict
+
+    def test_who_holds_no_data_may_count_as_it_likes(self):
+        fleet = Fleet.from_cycles([1, 1, 4], [0, 0, 99])
+        assert audit(fleet, Greedy(), 20, 5, shares=[0.5, 0.5, 0.0]).verdict.startswith("unbiased")
+
+    @pytest.mark.parametrize("server", [None, Echo()], ids=repr)
+    def test_whoever_never_starts_counts_0_for_certain(self, server):
+        fleet = Fleet.from_cycles([1, 5, 10, 20], [0, 0, 0, 200])
+        found = audit(fleet, UniformWindow(scaled=server is None), 100, 20, server=server)
+        assert found.over_the_run.unbiased is False
+        assert "E=20 clients 0.00" in found.verdict
+        assert found.limit.starved == ("E=20",)
+
+    def test_alike_and_too_much_is_not_slow(self):
+        fleet = Fleet.from_cycles([3, 3], storage=Storage(start=5.0), capacity=6)
+        assert audit(fleet, Greedy(scaled=True), 9, 5).verdict.startswith(
+            "fair but too fast: all clients count alike, 2.67"
+        )
+
+    def test_memory_promises_no_more_than_it_keeps(self):
+        paper = Fleet.from_cycles([1, 5, 10, 20])
+        assert "counts by its data" not in audit(paper, Greedy(), 100, 20, server=Varp(memory=0.0)).verdict
+        late = audit(
+            Fleet.from_cycles([1, 5], [0, 500]), UniformWindow(scaled=False), 100, 5, server=METHODS["mifa"].server
+        )
+        assert "some clients never trained (E=5)" in late.verdict
+
+
+class Uneven(UniformWindow):
+    """Two clients of a group count too much and too little by as much."""
+
+    def step(self, state, view):
+        decision = super().step(state, view)
+        scale = decision.scale.copy()
+        scale[:2] *= [1.4, 0.6]
+        return decision._replace(scale=scale)
+
+
+def test_a_supply_that_changes_twice_has_no_law_of_its_parts():
+    """What is left of a trickle's unit when it begins anew is not in the trickle's own law."""
+    one = np.array([7]), np.zeros(1, np.int64)
+    arrivals = Changing(BernoulliArrivals(*one), Changing(Trickle(*one), BernoulliArrivals(*one), 90), 20)
+    fleet = Fleet(arrivals, np.array([2.0]))
+    assert law_of(fleet, Greedy(scaled=True), 91) is None
+
+
+class TestStorageOnePerClient:
+    def test_lists_are_arrays(self):
+        fleets = [
+            Fleet.from_cycles([2, 4, 5], capacity=3, storage=Storage(standby=s))
+            for s in ([0.2, 0.0, 0.6], np.array([0.2, 0.0, 0.6]))
+        ]
+        assert len({audit(fleet, Greedy(), 20, 2).verdict for fleet in fleets}) == 1
+        assert len(list(plan(fleets[0], Greedy(), 20))) == 20
+
+    @pytest.mark.parametrize("standby", [np.array([0.2, 0.0]), [[0.1]], "much"], ids=str)
+    def test_others_are_refused(self, standby):
+        with pytest.raises(InputError, match="one per client"):
+            Fleet.from_cycles([2, 4, 5], capacity=3, storage=Storage(standby=standby))
 
 
 def test_fairness_is_jains_index_of_the_participation_rates():

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from everfed import EverfedWarning, InputError, config
+from everfed.comparison import summarize
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.experiment import Experiment
 from everfed.learning.models import Mlp
 from everfed.report import table, with_measures
 from everfed.report.data import page_data
 from everfed.store import open_run, stored_rounds
-from everfed.sweep import folder_name, plan_runs, run_all, summarize
+from everfed.sweep import folder_name, plan_runs, run_all
 
 pytestmark = pytest.mark.filterwarnings("ignore::everfed.EverfedWarning")
 PLAIN = {"device": "esp32", "radio": "none", "switched_off": True, "battery_wh": 1.0}

@@ -9,6 +9,7 @@ import pytest
 
 import everfed as ef
 from everfed.auditing.variance import variance
+from everfed.energy import Changing, Lump
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 
 PAPER = ef.Fleet.from_cycles([1, 5, 10, 20] * 10)
@@ -93,6 +94,33 @@ def test_a_cheaper_device_is_helped_first_where_energy_is_counted_in_joules():
     found = variance(fleet, ef.UniformWindow(), np.array([0.5, 0.5]), 200)
     assert found.upgrade.client == 1  # the longer cycle: a small part of its supply takes a whole round off
     assert "J more per round" in found.advice()
+
+
+def test_devices_of_one_cycle_need_what_their_own_supply_lacks():
+    """Cycles are rounded up: of two devices with a cycle of 11, one may need half a per cent more for 10."""
+    alike = {"count": 1, "battery_wh": 400.0, "start": 1.0, "switched_off": True, "step_s": 200.0}
+
+    def fleet_of(*panels):
+        return DeviceFleet(tuple(DeviceGroup(**alike, name=f"{wp}", panel_wp=wp) for wp in panels)).build(5)
+
+    per_wp = float(fleet_of(0.5).arrivals.mean[0] * 0.9 / 0.5)  # units a round that arrive, a watt-peak
+    far, near = 1.001 / 11 / per_wp, 0.995 / 10 / per_wp
+    fleet = fleet_of(far, near)
+    assert fleet.cycles().tolist() == [11, 11]
+    found = variance(fleet, ef.UniformWindow(), np.array([0.5, 0.5]), 200)
+    assert found.upgrade.client == 1
+    assert found.upgrade.energy_part == pytest.approx(0.005, abs=1e-3)
+    assert fleet_of(far, near * (1.0 + found.upgrade.energy_part * 1.001)).cycles().tolist() == [11, 10]
+    alone = variance(fleet_of(far), ef.UniformWindow(), np.array([1.0]), 200)
+    assert alone.upgrade.energy_part == pytest.approx(11 / 10 / 1.001 - 1, abs=1e-3)
+
+
+def test_what_nobody_can_compute_is_no_advice():
+    lump = [Lump(np.array([e]), np.zeros(1, np.int64)) for e in (4, 2)]
+    fleet = ef.Fleet(Changing(*lump, 24), np.array([3.0]))
+    found = variance(fleet, ef.UniformWindow(), np.array([1.0]), 48)
+    assert found.exact is not None
+    assert found.advice().startswith("not known")
 
 
 def test_on_a_lattice_one_client_alone_may_not_be_worth_a_panel():

@@ -24,14 +24,14 @@ from everfed.auditing.limit import Limit, limit
 from everfed.auditing.noise import as_vectors
 from everfed.auditing.tally import Tally
 from everfed.auditing.variance import Variance, variance
-from everfed.auditing.words import CORRECTED, REMEMBERED, distance, verdict
+from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, distance, unjudged, verdict
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError
 from everfed.random import check_seed
-from everfed.scheduling.laws import are_independent
+from everfed.scheduling.laws import are_independent, comes_evenly
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.policies import Policy
-from everfed.server import Scaffold, ServerRule
+from everfed.server import LastUpdates, Mifa, Scaffold, ServerRule
 
 # Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
 _ROWS = 1 << 20
@@ -59,7 +59,7 @@ class Audit(Figures):
             return None
         known = self.variance.measured if self.variance.exact is None else self.variance.exact
         single = self.in_every_round
-        unbiased = self.over_the_run.unbiased and single is not None and single.unbiased is not False
+        unbiased = self.over_the_run.unbiased and single is not None and bool(single.unbiased)
         return distance(self.limit, known, unbiased)
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,7 +99,8 @@ def audit(
     for start in range(0, len(numbers), batch):
         tally.run(Schedule(fleet, policy, np.array(numbers[start : start + batch], dtype=np.uint64)[:, None]))
     found = measured(tally)
-    exact = _uncontradicted(tally, exactly(fleet, policy, p, rounds, rule), policy)
+    even = comes_evenly(fleet, policy)
+    exact = _uncontradicted(tally, exactly(fleet, policy, p, rounds, rule), policy, even)
     some = np.array(numbers[:batch], dtype=np.uint64)[:, None]
     shared: dict[str, Any] = {
         "gap_min": tally.gap_min,
@@ -110,8 +111,9 @@ def audit(
     }
     reason = _why_not_by_weights(policy, server)
     if reason:
-        return Audit(**vars(_without_weights(found)), **shared, exact=_without_weights(exact.figures), verdict=reason)
-    overall = judge.over_the_run(tally, exact.figures.mean_weight)
+        known, words = _without_weights(exact.figures), unjudged(reason, tally)
+        return Audit(**vars(_without_weights(found)), **shared, exact=known, verdict=words)
+    overall = judge.over_the_run(tally, exact.figures.mean_weight, even)
     independent = are_independent(policy) and (rule is None or not rule.normalizes)
     single = judge.in_every_round(tally, exact, independent)
     spread = variance(fleet, policy, p, rounds, vectors, rule, tally.update_variance())
@@ -133,7 +135,7 @@ def _why_not_by_weights(policy: Policy, server: ServerRule | None) -> str | None
     if type(server) is Scaffold:
         return CORRECTED
     if server is not None and server.remembers and not (server.heeds_scales and policy.unbiased):
-        return REMEMBERED
+        return REMEMBERED if type(server) in (LastUpdates, Mifa) else PARTLY_REMEMBERED
     return None
 
 
@@ -143,10 +145,10 @@ def _without_weights(figures: Figures) -> Figures:
     return replace(figures, **dict.fromkeys(names))
 
 
-def _uncontradicted(tally: Tally, exact: Exact, policy: Policy) -> Exact:
+def _uncontradicted(tally: Tally, exact: Exact, policy: Policy, even: bool) -> Exact:
     """Exact values, unless what was measured rules them out: no number is better than a wrong one."""
     known = exact.figures.mean_weight
-    if known is None or not judge.contradicts(tally, known):
+    if known is None or not judge.contradicts(tally, known, even):
         return exact
     warnings.warn(
         f"the law of {type(policy).__name__} does not agree with what was measured on this fleet (mean weights are off "

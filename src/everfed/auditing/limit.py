@@ -33,16 +33,20 @@ class Limit:
 
 
 def limit(fleet: Fleet, shares: Floats, rounds: int, vectors: Floats, seeds: Any) -> Limit | None:
-    """None where a round's cost is random: then trying early may lose energy, and greedy is no bound."""
+    """None where a round's cost is random: then trying early may lose energy, and greedy is no bound; and where
+    greedy's rate had to be measured and some client was not seen at all."""
     if fleet.storage.cost_spread > 0.0:
         return None
     rate, exact = _most_often(fleet, rounds, seeds)
     squares = (vectors**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         active = np.maximum(rounds - fleet.offsets(), 0) / rounds
-        parts = np.where(active > 0.0, shares**2 * squares * active * (1.0 / rate - 1.0), 0.0)
+        parts = np.where(active > 0.0, shares**2 * squares * active * (1.0 / rate - 1.0), np.inf)
     parts = np.where(shares * squares > 0.0, parts, 0.0)
-    starved = tuple(g.label for g in fleet.groups() if np.any((rate == 0.0)[g.clients] & (active[g.clients] > 0.0)))
+    if not exact and np.any(rate[active > 0.0] == 0.0):
+        return None  # not seen in these seeds is not never
+    never = (rate == 0.0) & (shares > 0.0)
+    starved = tuple(g.label for g in fleet.groups() if np.any(never[g.clients]))
     best = Noise(fleet, Lattice(), shares, rounds, vectors).averages()
     return Limit(float(parts.sum()), exact, best[1] if best else None, starved)
 

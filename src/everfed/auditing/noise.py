@@ -34,6 +34,21 @@ class Noise:
         fleet, shares, vectors = self.fleet.part(clients), self.shares[clients], self.vectors[clients]
         return replace(self, fleet=fleet, shares=shares, vectors=vectors)
 
+    def harvest(self) -> tuple[Floats, Floats]:
+        """[N] units per round that each client is offered now, and those that a cycle one round shorter needs.
+
+        Cycles of devices are rounded up, so that it may take less to shorten one than the cycle says; what charging
+        and standby take must be harvested on top.
+        """
+        cycles, storage = self.fleet.cycles().astype(np.float64), self.fleet.storage
+        shorter = 1.0 / np.maximum(cycles - 1.0, 1.0)
+        if not isinstance(self.fleet.arrivals, Profile):
+            return 1.0 / cycles, shorter
+        with np.errstate(divide="ignore"):
+            needed = (shorter + np.asarray(storage.standby)) / np.asarray(storage.charging)
+        offered = self.fleet.arrivals.mean
+        return offered, np.maximum(needed, offered)
+
     def with_more_energy(self, clients: Ints) -> Noise | None:
         """So much more for these that their cycles are a round shorter; None: nobody knows how that would come."""
         sooner = self.fleet.cycles().copy()
@@ -41,7 +56,9 @@ class Noise:
         arrivals = self.fleet.arrivals
         try:
             if isinstance(arrivals, Profile):
-                gain = arrivals.gain * (self.fleet.cycles() / sooner)
+                offered, needed = self.harvest()
+                gain = arrivals.gain.copy()
+                gain[clients] *= (needed / offered)[clients]
                 changed = replace(self.fleet, arrivals=replace(arrivals, gain=gain, known_cycles=sooner))
             elif isinstance(arrivals, Cyclic | RandomArrivals):
                 own = arrivals.part(np.arange(len(self.fleet)))  # with a memory of its own
@@ -76,7 +93,10 @@ def as_vectors(deltas: Floats | Sequence[float] | None, n: int) -> Floats:
     """Updates as [N, d]: given so, as their lengths [N] along one line, or all alike with length 1."""
     if deltas is None:
         return np.ones((n, 1))
-    vectors = np.asarray(deltas, np.float64)
+    try:
+        vectors = np.asarray(deltas, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"deltas must be numbers, one length or one vector for each of {n} clients.") from None
     if vectors.ndim not in (1, 2) or len(vectors) != n:
         raise InputError(
             f"deltas have the shape {list(vectors.shape)}; give one length, or one vector, for each of {n} clients."

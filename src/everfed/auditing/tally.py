@@ -11,6 +11,9 @@ from everfed.energy.fleet import Fleet, Group
 from everfed.scheduling.plan import Schedule
 from everfed.server import ServerRule
 
+# Numbers (rounds x clients) up to which single rounds of single clients are followed; beyond it, groups alone are.
+_MOST_FOLLOWED = 1 << 22
+
 
 class Moments:
     """Sums over seeds of values that are 1 for an unbiased client, and of their squares."""
@@ -54,10 +57,13 @@ class Tally:
         for number, group in enumerate(self.groups):
             self.group_of[group.clients] = number
         self.joins, self.largest = np.zeros(n), np.zeros(n)
+        self.bursts = np.zeros(n)  # participations in successive rounds count as one
         self.gaps, self.gap_sum, self.gap_squares = np.zeros(n), np.zeros(n), np.zeros(n)
         self.gap_min, self.gap_max = 0, 0
         self.round_sum, self.round_squares = np.zeros(rounds), np.zeros(rounds)
-        self.by_round = np.zeros((rounds, len(self.groups)))  # join * scale, summed over a group and all seeds
+        # join * scale of every round, summed over seeds: by group, and by client where that is not too much.
+        self.by_round = np.zeros((rounds, len(self.groups)))
+        self.by_client = np.zeros((rounds, n)) if rounds * n <= _MOST_FOLLOWED else None
         self.update_sum = np.zeros((rounds, vectors.shape[1])) if vectors is not None else None
         self.update_squares = np.zeros(rounds)
         # A client's weight over a run, and the same against the fleet's mean in that run (1: as the others).
@@ -85,6 +91,9 @@ class Tally:
             self.joins += np.bincount(who, minlength=n)
             np.maximum.at(self.largest, who, factors)
             self.by_round[r] += np.bincount(self.group_of[who], factors, minlength=len(self.groups))
+            if self.by_client is not None:
+                self.by_client[r] += np.bincount(who, factors, minlength=n)
+            self.bursts += np.bincount(who[r - last[rows] > 1], minlength=n) if r else np.bincount(who, minlength=n)
             per_seed.reshape(-1)[rows] += factors
             self._gaps(r - last[rows], who, last[rows] >= 0)
             last[rows] = r

@@ -41,7 +41,8 @@ def best_upgrade(noise: Noise, own: Floats, exact: float) -> tuple[Upgrade | Non
     fleet = noise.fleet
     cycles = fleet.cycles()
     unit_j = np.ones(len(fleet)) if fleet.unit_j is None else fleet.unit_j
-    kinds = np.stack([cycles, fleet.offsets(), noise.shares, unit_j, own])
+    offered, needed = noise.harvest()
+    kinds = np.stack([cycles, fleet.offsets(), noise.shares, unit_j, own, needed - offered])
     _, alike = np.unique(kinds, axis=1, return_index=True)
     waiting = alike[cycles[alike] > 1]
     promise = own[waiting] * cycles[waiting] / unit_j[waiting]
@@ -49,12 +50,13 @@ def best_upgrade(noise: Noise, own: Floats, exact: float) -> tuple[Upgrade | Non
     best, best_worth, known = None, 0.0, False
     for client, after in _after(noise, own, exact, waiting):
         known = True
-        now = int(cycles[client])
-        energy = float(unit_j[client]) * (1.0 / (now - 1) - 1.0 / now)
-        if (exact - after) / energy > best_worth * (1.0 + 1e-9) + 1e-15:
-            best_worth = (exact - after) / energy
+        energy = float(unit_j[client] * (needed - offered)[client])
+        worth = (exact - after) / max(energy, 1e-12 * float(unit_j[client]))
+        if worth > best_worth * (1.0 + 1e-9) + 1e-15:
+            best_worth = worth
             group = next(g.label for g in fleet.groups() if client in g.clients)
-            best = Upgrade(client, group, now, energy, 1.0 / (now - 1), fleet.energy_unit, after)
+            part = energy / float(unit_j[client] * offered[client])
+            best = Upgrade(client, group, int(cycles[client]), energy, part, fleet.energy_unit, after)
     return best, known
 
 

@@ -18,13 +18,25 @@ _MOST_GROUPS = 6
 # For rules that let the absent speak: the weights of single participations say nothing about them.
 REMEMBERED = (
     "no judgement by weights: the server uses the last update of absent clients, so that every client "
-    "counts by its data from its first participation on, with updates up to a gap old."
+    "counts by its data from its first participation on, with updates up to a gap old"
+)
+PARTLY_REMEMBERED = (
+    "no judgement by weights: beside what comes in, the server uses a part of the last updates of absent clients, and "
+    "this policy's scales alone do not make up for the rest"
 )
 
 CORRECTED = (
     "no judgement by weights: clients correct their local steps by what the server knows of the others' gradients, so "
-    "that averaging over those who take part favours nobody once the corrections have settled."
+    "that averaging over those who take part favours nobody once the corrections have settled"
 )
+
+
+def unjudged(reason: str, tally: Tally) -> str:
+    """Where weights say nothing; whoever is never there is told of all the same."""
+    absent = [g.label for g in tally.groups if np.any(tally.joins[g.clients] == 0.0)]
+    if absent:
+        reason += f"; but in {tally.rounds} rounds some clients never trained ({', '.join(absent)})"
+    return reason + "."
 
 
 def verdict(tally: Tally, exact: Figures, found: Figures, overall: Judgement, rounds: Judgement) -> str:
@@ -40,7 +52,8 @@ def verdict(tally: Tally, exact: Figures, found: Figures, overall: Judgement, ro
     elif overall.unbiased is None:
         words = "not decided: no bias was found over the run" + _unnoticed(overall) + _every_round(rounds, "; but")
     elif overall.alike and not np.any(tally.fleet.offsets()):
-        words = f"fair but slow: all clients count alike, {total:.3g} times instead of once{_certainty(overall)}"
+        pace = "slow" if total < 1.0 else "too fast"
+        words = f"fair but {pace}: all clients count alike, {total:.3g} times instead of once{_certainty(overall)}"
     else:
         words = _biased(tally, weight, overall, total)
     if found.violations:
@@ -93,11 +106,13 @@ def _late(tally: Tally) -> str:
 def _biased(tally: Tally, weight: Floats, overall: Judgement, total: float) -> str:
     groups = sorted(tally.groups, key=lambda g: -abs(overall.by_group[g.label] - 1.0))[:_MOST_GROUPS]
     said: list[str] = []
+    # Where groups count right on the whole, it is clients within them that do not.
+    hidden = max(abs(overall.by_group[g.label] - 1.0) for g in tally.groups) < 10 * NEGLIGIBLE
     for group in (g for g in tally.groups if g in groups):
         inside = weight[group.clients]
         counts = f"{overall.by_group[group.label]:.2f}"
         text = f"{_named(group.label)} {counts}" if said else f"{_named(group.label)} count {counts} times"
-        if overall.exact and np.ptp(inside) > 10 * NEGLIGIBLE:
+        if np.ptp(inside) > 10 * NEGLIGIBLE and (overall.exact or hidden):
             text += f" ({inside.min():.2f} to {inside.max():.2f} by client)"
         said.append(text)
     more = len(tally.groups) - len(said)
@@ -141,5 +156,5 @@ def _compared(variance: float, least: float) -> str:
     if abs(variance - least) <= 0.005 * least + 1e-12:
         return "attains it"
     if variance < least:
-        return f"has {variance:.4g}, with shared draws"
+        return f"has {variance:.4g}"
     return f"has {variance:.4g}" + (f", {variance / least:.3g} times that" if least > 0.0 else "")

@@ -19,7 +19,7 @@ from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.energy import Fleet
 from everfed.energy.physical import DeviceFleet
-from everfed.errors import some
+from everfed.errors import InputError, some
 from everfed.experiment import Experiment
 from everfed.learning.compress import AdaptiveQsgd
 from everfed.scheduling import PlanStep
@@ -142,6 +142,10 @@ def audit(
         str | None,
         typer.Option(help="Lengths of the clients' updates for the variance, dealt round them, such as 1,1,1,3."),
     ] = None,
+    shares: Annotated[
+        str,
+        typer.Option(help="How much of the data each client holds: equal, or as in the experiment's own data (data)."),
+    ] = "equal",
     json: o.Json = False,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
@@ -157,6 +161,9 @@ def audit(
     screen = Screen(json, quiet, no_color)
     experiment = _experiment(raw)
     fleet, seed_numbers = experiment.make_fleet(), o.seed_list(seeds)
+    if shares not in ("equal", "data"):
+        raise InputError(f"--shares is '{shares}'; it must be 'equal' or 'data'.")
+    parts = experiment.make_data(fleet).shares() if shares == "data" else None
     lengths = np.resize(o.number_list(deltas, "--deltas"), len(fleet)) if deltas else None
     with screen.err.status(f"{len(seed_numbers)} runs of {experiment.rounds} rounds"):
         result = run_audit(
@@ -164,17 +171,20 @@ def audit(
             experiment.policy,
             experiment.rounds,
             seed_numbers,
+            shares=parts,
             server=experiment.server,
             deltas=lengths,
         )
     if json:
-        screen.json(result.to_dict())
+        screen.json({**result.to_dict(), "shares": shares})
         return
     _tell_assumptions(screen, experiment)
     screen.out.print(_client_table(fleet, result, experiment.title))
     screen.out.print(_fleet_table(result))
     if result.variance:
         screen.out.print(_variance_table(fleet, result))
+    held = "equal parts of the data (--shares data: as in the experiment)" if parts is None else "the experiment's data"
+    screen.out.print(f"Clients hold {held}.", highlight=False)
     screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
     if result.variance:
         if result.limit:

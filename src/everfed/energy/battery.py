@@ -73,7 +73,18 @@ class Storage:
 
     def __post_init__(self) -> None:
         for name, most in (("charging", 1.0), ("leak", 1.0), ("standby", np.inf), ("start", np.inf)):
-            value = np.asarray(getattr(self, name))
+            try:
+                value = np.asarray(getattr(self, name), np.float64)
+            except (TypeError, ValueError):
+                raise InputError(
+                    f"{name} of a battery is {getattr(self, name)!r}; give one number, or one per client."
+                ) from None
+            if value.ndim > 1:
+                raise InputError(
+                    f"{name} of a battery has {value.ndim} dimensions; give one number, or one per client."
+                )
+            if value.ndim:
+                object.__setattr__(self, name, value)
             if not np.all((value >= 0.0) & (value <= most) & np.isfinite(value)):
                 wanted = "at least 0" if np.isinf(most) else f"from 0 to {most:g}"
                 raise InputError(f"{name} of a battery is {getattr(self, name)}; it must be {wanted}.")

@@ -9,6 +9,7 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints, Seeds
 from everfed.energy.arrivals import Arrivals
+from everfed.energy.random_arrivals import RandomArrivals
 from everfed.errors import InputError
 
 
@@ -61,7 +62,7 @@ class Changing:
         """After the change for random units only: what had been saved of another completes sooner than by itself."""
         if round < self.at:
             return self.before.chance(round)
-        return None if self.after.regular else self.after.chance(round)
+        return self.after.chance(round) if isinstance(self.after, RandomArrivals) else None
 
     def harvest(self, round: int, seed: Seeds) -> Floats:
         return (self.before if round < self.at else self.after).harvest(round, seed)

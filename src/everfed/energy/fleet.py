@@ -47,6 +47,12 @@ class Fleet:
         twice = [label for label in dict.fromkeys(self.labels) if self.labels.count(label) > 1]
         if twice:
             raise InputError(f"several groups are called '{twice[0]}'; tables tell groups apart by their names.")
+        for name in ("charging", "leak", "standby", "start"):
+            size = np.size(getattr(self.storage, name))
+            if np.ndim(getattr(self.storage, name)) and size != len(self):
+                raise InputError(
+                    f"{name} has {size} values for {len(self)} clients; give one number, or one per client."
+                )
 
     @classmethod
     def from_cycles(
@@ -116,9 +122,9 @@ class Fleet:
         """Clients of equal cycle, best powered first; more cycles than `at_most` are merged.
 
         Merging joins neighbouring cycles so that the groups hold about as many clients each. Where
-        the fleet has named groups, those are taken.
+        the fleet has named groups, those are taken, however many they are.
         """
-        if self.group_of is not None and len(self.labels) <= at_most:
+        if self.group_of is not None:
             return self._named_groups()
         distinct, which, counts = np.unique(self.cycles(), return_inverse=True, return_counts=True)
         if len(distinct) > at_most:

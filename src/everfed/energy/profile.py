@@ -64,7 +64,7 @@ class Profile:
         _refuse((site < 0) | (site >= len(table)), "the site of client", f"is not one of 0 to {len(table) - 1}")
         _refuse(~((gain > 0.0) & np.isfinite(gain)), "the gain of client", "is not a finite number above 0")
         _refuse(offsets < 0, "the offset of client", "is negative; every offset is a round from 0 up")
-        _refuse(self._mean == 0.0, "client", "harvests nothing in the whole table and could never train")
+        _refuse(self.mean == 0.0, "client", "harvests nothing in the whole table and could never train")
 
     @cached_property
     def site_means(self) -> Floats:
@@ -72,7 +72,7 @@ class Profile:
         return np.array([row.mean() for row in self.table])
 
     @cached_property
-    def _mean(self) -> Floats:
+    def mean(self) -> Floats:
         """[N] units a round, over the row of the client's site."""
         mean: Floats = self.site_means[self.site] * self.gain
         return mean
@@ -104,7 +104,7 @@ class Profile:
             return self.known_cycles
         with np.errstate(divide="ignore", over="ignore"):
             # Ten tenths are a unit, whatever the last bits of their mean say.
-            rounds = np.ceil((1.0 - 1e-12) / self._mean)
+            rounds = np.ceil((1.0 - 1e-12) / self.mean)
         return np.clip(rounds, 1, LONGEST_CYCLE).astype(np.int64)
 
     @property

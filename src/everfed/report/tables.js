@@ -112,7 +112,7 @@ function verdictList(host) {
     const who = v.audited < v.clients ? `a sample of ${v.audited.toLocaleString("en-US")} of ${plural(v.clients, "client")}` : plural(v.clients, "client");
     return make("div", { class: "verdict", "data-line": i }, make("h3", {}, key(i), line.label),
       make("p", {}, v.verdict[0].toUpperCase() + v.verdict.slice(1)),
-      make("p", { class: "muted" }, `Audited: ${who}, ${plural(v.rounds, "round")}, ${v.seeds} seeds.`));
+      make("p", { class: "muted" }, `Audited: ${who}, ${plural(v.rounds, "round")}, ${v.seeds} seeds, equal parts of the data.`));
   }));
 }
 

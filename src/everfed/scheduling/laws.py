@@ -104,6 +104,12 @@ def are_independent(policy: Policy) -> bool:
     return type(policy) in _LAWS or type(policy) in (SelfWeighted, Thrifty)
 
 
+def comes_evenly(fleet: Fleet, policy: Policy) -> bool:
+    """Whether participations are known not to come in bursts that some runs have and others have not."""
+    known = are_independent(policy) or type(policy) is WaitForAll
+    return bool(known and policy.obeys_energy and seedless(fleet.arrivals))
+
+
 def seedless(arrivals: Arrivals) -> bool:
     """Whether the arrivals are known to be the same under every seed."""
     if type(arrivals) is Changing:

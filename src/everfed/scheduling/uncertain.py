@@ -89,8 +89,10 @@ class Thrifty(IndependentPolicy):
     chance: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.least < 1:
-            raise InputError(f"least is {self.least}; a round costs one unit.")
+        if isinstance(self.least, bool) or self.least != int(self.least) or self.least < 1:
+            raise InputError(
+                f"least is {self.least}; it is a whole number of units, at least the 1 that a round costs."
+            )
         if not 0.0 < self.chance <= 1.0:
             raise InputError(f"chance is {self.chance}; it must be above 0 and at most 1.")
 

@@ -140,7 +140,8 @@ def _in_windows(policy: UniformWindow | KnownArrivals, fleet: Fleet) -> str:
 def _always_charged(fleet: Fleet) -> bool:
     """Whether every client has a unit in every round."""
     steady = type(fleet.arrivals) in (Lump, Trickle, BernoulliArrivals, UniformInBlock, Markov)
-    return steady and bool(np.all(fleet.cycles() == 1)) and _lossless(fleet.storage)
+    holds = bool(np.all(fleet.capacity >= 1.0))
+    return steady and holds and bool(np.all(fleet.cycles() == 1)) and _lossless(fleet.storage)
 
 
 def _lossless(storage: Storage) -> bool:
