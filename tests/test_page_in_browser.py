@@ -260,7 +260,7 @@ def test_energy_is_drawn_and_told_without_columns_of_zeros(tab, data):
     wiggle = tab.run(
         "[...document.querySelectorAll('#result-table th')].find(h => h.textContent === 'wiggle, %').title"
     )
-    assert "standard deviation of the test accuracy" in wiggle
+    assert "standard deviation of the accuracy" in wiggle
     click(tab, '#methods input[data-line="2"]')
     assert count(tab, '#energy-bars [data-line="2"]') == count(tab, '#energy-table [data-line="2"]') == 0
 
