@@ -297,6 +297,30 @@ def test_a_table_that_nothing_reads_is_an_error_whichever_method_runs(settings, 
         made(settings)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"client.lr": 0.5},
+        {"client.lr": 0.5, "client": {"kind": "sgd"}},
+        {"client": {"schedule.kind": "cosine"}},
+        {"fleet.clients": 7},
+        {"rounds.": 3},
+    ],
+)
+def test_a_dotted_key_in_quotes_cannot_slip_past_the_command_line(table, tmp_path):
+    """`change` looks for nested tables: a flat key would stay there and go before what is set or swept over."""
+    raw = {**config.to_dict(QUICK), "methods": {"greedy": table}}
+    for grid in ({"client.lr": [0.1, 0.2]}, {"method": ["algorithm1", "greedy"]}, {}):
+        with pytest.raises(ef.InputError, match=r"methods\.greedy: unknown key '\S+' in quotes"):
+            plan_runs(raw, grid, [0], tmp_path)
+    with pytest.raises(ef.InputError, match="in quotes"):
+        tune(raw, methods=METHODS, out=tmp_path, validation=0.2)
+    written = tmp_path / "mine.toml"
+    written.write_text('[methods.greedy]\n"client.lr" = 0.5\n')
+    with pytest.raises(ef.InputError, match="unknown key 'client.lr' in quotes"):
+        config.from_dict(config.read(written))
+
+
 # Sweeps -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
@@ -79,11 +79,25 @@ def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
         lookup(METHODS, method, "method")
         if not isinstance(table, Mapping):
             raise InputError(f"methods.{method} is {_show(table)}; it must be a table of settings.")
+        if quoted := next(_quoted(table), None):
+            raise InputError(
+                f"methods.{method}: unknown key '{quoted}' in quotes; in TOML write {quoted} without them, "
+                "in Python one dict inside the other."
+            )
         settings = flat(table)
         if wrong := [key for key in settings if key.split(".")[0] in ("method", "methods")]:
             raise InputError(f"methods.{method} sets '{wrong[0]}'; it holds settings of this method, not another one.")
         out[method] = dict(sorted(settings.items(), key=lambda item: not item[0].endswith(".kind")))
     return out
+
+
+def _quoted(table: Mapping[str, Any]) -> Iterator[str]:
+    """Keys with a dot in their name: `change` would not find them, and they would go before the command line."""
+    for key, value in table.items():
+        if "." in key:
+            yield key
+        if isinstance(value, Mapping):
+            yield from _quoted(value)
 
 
 def _experiment(raw: Mapping[str, Any]) -> Experiment:
