@@ -273,6 +273,27 @@ def test_a_run_that_diverges_does_not_end_the_sweep(everfed):
     assert list(json.loads(result.out)["methods"]) == ["client.lr=0.1"]
 
 
+@pytest.mark.parametrize("rates", ["0.1,1e30", "1e30", "1e30,1e31"])
+def test_runs_that_diverged_are_named_in_the_summary_and_on_the_page(rates, everfed, tmp_path):
+    base = ["sweep", "digits-quick", "--rounds", "4", "--seeds", "2", "--cycles", "1,2", "--jobs", "1", "--json"]
+    result = everfed(*base, "--set", "eval_every=1", "--grid", f"client.lr={rates}", "--out", "out")
+    assert result.code == 1
+    assert "never train" not in result.err
+    assert "nobody trains" not in result.err
+    labels = [f"client.lr={float(rate)}" for rate in rates.split(",") if float(rate) > 1]
+    document = json.loads((tmp_path / "out/summary.json").read_text())
+    assert document["unfinished"] == json.loads(result.out)["unfinished"] == {
+        label: {"diverged": [0, 1]} for label in labels
+    }  # fmt: skip
+    if document["report"]:
+        page = (tmp_path / "out/report.html").read_text()
+        assert f"{2 * len(labels)} diverged" in page
+        assert "all done" not in page
+        assert "seed 0 (diverged)" in page
+    else:
+        assert "0.1" not in rates  # no run has finished a round, so there is nothing to show
+
+
 def test_runs_lists_state_and_headline(everfed):
     run = json.loads(everfed("run", *SMALL, "--json").out)
     (line,) = json.loads(everfed("runs", "--json").out)

@@ -45,6 +45,15 @@ def summarize(labelled: Labelled) -> dict[str, dict[str, Any]]:
     return summary
 
 
+def unfinished(labelled: Labelled) -> dict[str, dict[str, list[int]]]:
+    """Label by label, for those with runs that are not done: the seeds in each state, such as diverged."""
+    out: dict[str, dict[str, list[int]]] = {}
+    for label, run in labelled:
+        if run.state != "done":
+            out.setdefault(label, {}).setdefault(run.state, []).append(run.experiment.seed)
+    return out
+
+
 def reference_of(labels: Sequence[str]) -> str | None:
     """What the others are compared with: Algorithm 1 where it is there, otherwise the first."""
     return "algorithm1" if "algorithm1" in labels else next(iter(labels), None)

@@ -16,7 +16,7 @@ from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.cli.tune import TUNE_SEEDS, trial_table, tuned
-from everfed.comparison import differences, reference_of, summarize
+from everfed.comparison import differences, reference_of, summarize, unfinished
 from everfed.errors import InputError, some
 from everfed.store import StoredRun
 from everfed.store.checkpoint import write_atomically
@@ -161,11 +161,13 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     finished = [run for run in stored if run.final]
     failed = [run for run in stored if run.state != "done"]
     page = picture = None
+    if any(run.rounds for run in stored):
+        page = report.page(stored, out / "report.html")
     if summary:
-        page = report.page(finished, out / "report.html")
         picture = report.figure(finished, out / "figure.png")  # a summary has accuracies, so there is one to draw
     result = {
         "methods": summary,
+        "unfinished": unfinished(labelled),
         "differences": {"reference": reference, "methods": apart},
         "seconds": time.perf_counter() - began,
         "report": str(page) if page else None,
