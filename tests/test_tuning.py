@@ -176,6 +176,8 @@ def test_it_goes_on_where_it_was_cut_off(pretend, tmp_path):
         ({"grid": {"seed": [1, 2]}}, "'seed' cannot be tuned"),
         ({"grid": {"split_seed": [1, 2]}}, "'split_seed' cannot be tuned"),
         ({"grid": {"method": ["greedy"]}}, "'method' cannot be tuned"),
+        ({"grid": {"rounds": [5, 10]}}, "'rounds' cannot be tuned"),
+        ({"grid": {"client.lr": [0.1], "eval_every": [1, 5]}}, "'eval_every' cannot be tuned"),
         ({"grid": {"client.lr": []}}, "no value for 'client.lr'"),
         ({"grid": {"client.lr": [0.1, 0.1]}}, "names one run twice"),
         ({"grid": {"client.rate": [0.1]}}, "unknown key 'client.rate'"),
@@ -190,6 +192,38 @@ def test_bad_input_is_one_sentence(options, said, tmp_path):
     settings = {"grid": {"client.lr": [0.1, 0.2]}, "methods": METHODS, **options}
     with pytest.raises(ef.InputError, match=said):
         tune(QUICK, settings.pop("grid"), out=tmp_path, **settings)
+
+
+@pytest.mark.parametrize("key", ["rounds", "eval_every"])
+def test_a_method_with_rounds_of_its_own_is_not_tuned_beside_the_others(key, pretend, tmp_path):
+    raw = {**config.to_dict(QUICK), "methods": {"greedy": {key: 2}, "fedavg": {key: 3}}}
+    grid = {"client.lr": [0.1, 0.2]}
+    with pytest.raises(ef.InputError, match=f"methods.greedy sets {key} to 2"):
+        tune(raw, grid, methods=METHODS, out=tmp_path)
+    run = pretend(peak(0.1, 0.1))
+    tune(raw, grid, methods=["algorithm1"], out=tmp_path, run=run)  # the others are not tuned
+    raw["methods"]["greedy"][key] = getattr(QUICK, key)
+    tune(raw, grid, methods=METHODS, out=tmp_path, run=run)  # the same as all have
+    assert {getattr(one.experiment, key) for one in run.runs} == {getattr(QUICK, key)}
+
+
+@pytest.mark.parametrize("key", ["local_steps", "batch_size"])
+@pytest.mark.parametrize("swept", [True, False])
+def test_what_a_round_trains_on_may_differ_and_is_said(key, swept, pretend, tmp_path):
+    raw, grid = config.to_dict(QUICK), {"client.lr": [0.05, 0.1, 0.2]}
+    if swept:
+        grid[key] = [2, 3]
+    else:
+        raw["methods"] = {"greedy": {key: 2}}
+    found = tune(raw, grid, methods=METHODS, out=tmp_path, run=pretend(peak(0.1, 0.1)), extend=0)
+    assert found.notes[0] == f"candidates differ in {key}, so they do not all train on as many samples."
+
+
+def test_a_single_value_is_said_to_have_nothing_beside_it(pretend, tmp_path):
+    found, _ = tuned(pretend, peak(0.1, 0.1), tmp_path, rates=(0.1,))
+    assert found.notes == ("client.lr has one value in the grid, 0.1, so nothing was tried beside it.",)
+    found, _ = tuned(pretend, peak(0.1, 1000.0), tmp_path / "other", extend=1)
+    assert "extended by 1 step already" in found.notes[0]
 
 
 def test_a_score_is_the_mean_over_the_last_tenth_of_the_rounds(tmp_path):
@@ -317,7 +351,7 @@ def test_a_dotted_key_in_quotes_cannot_slip_past_the_command_line(table, tmp_pat
         tune(raw, methods=METHODS, out=tmp_path, validation=0.2)
     written = tmp_path / "mine.toml"
     written.write_text('[methods.greedy]\n"client.lr" = 0.5\n')
-    with pytest.raises(ef.InputError, match="unknown key 'client.lr' in quotes"):
+    with pytest.raises(ef.InputError, match=r"unknown key 'client\.lr' in quotes"):
         config.from_dict(config.read(written))
 
 
