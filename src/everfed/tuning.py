@@ -303,11 +303,7 @@ def _refusal(raw: Mapping[str, Any], key: str, value: Any) -> str | None:
 
 def _notes(found: Tuned, stuck: Mapping[tuple[str, int], str]) -> list[str]:
     own = {*found.grid} | {key for apart in _own(found.raw, found.methods, _WORK).values() for key in apart}
-    out = [
-        f"candidates differ in {key}, so they do not all train on as many samples."
-        for key in _WORK
-        if key in own
-    ]
+    out = [f"candidates differ in {key}, so they do not all train on as many samples." for key in _WORK if key in own]
     out += [
         f"{key} has one value in the grid, {values[0]}, so nothing was tried beside it."
         for key, values in found.grid.items()
