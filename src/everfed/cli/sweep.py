@@ -16,7 +16,7 @@ from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.cli.tune import TUNE_SEEDS, trial_table, tuned
-from everfed.comparison import differences, reference_of, summarize, unfinished
+from everfed.comparison import differences, incomparable, reference_of, summarize, unfinished
 from everfed.errors import InputError, some
 from everfed.store import StoredRun
 from everfed.store.checkpoint import write_atomically
@@ -157,7 +157,7 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     reference = reference_of(list(summary))
     apart = differences(labelled, reference) if reference else {}
     by_label = {label: [run for name, run in labelled if name == label] for label, _ in labelled}
-    notes = report.silences(by_label.items())
+    notes = report.silences(by_label.items()) + (incomparable(labelled, reference) if reference else [])
     finished = [run for run in stored if run.final]
     failed = [run for run in stored if run.state != "done"]
     page = picture = None
