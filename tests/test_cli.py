@@ -212,6 +212,33 @@ def test_a_method_without_settings_of_its_own_beside_one_with_them_is_said(everf
     assert "client.lr: 0.2 algorithm1, 0.4 greedy" in said.out
 
 
+@pytest.mark.parametrize(
+    ("axis", "others", "said"),
+    [
+        ("policy.scaled=true,false", [], "algorithm1-unscaled"),
+        ("server=sum,normalized", [], "algorithm1+normalized"),
+        ("policy=algorithm1,greedy", [], "greedy"),
+        ("method=algorithm1,greedy", [], "greedy"),
+        ("policy.scaled=true,false", ["--grid", "client.lr=0.1"], None),  # the grid's rate holds for both
+        ("client.lr=0.1,0.2", [], None),
+        ("batch_size=2,4", [], None),
+    ],
+)
+def test_a_grid_that_makes_other_methods_says_which_have_no_table(axis, others, said, everfed, tmp_path):
+    (tmp_path / "own.toml").write_text("client.lr = 0.2\nclient.kind = 'sgd'\n[methods.algorithm1]\nclient.lr = 0.3\n")
+    base = ["--seeds", "1", "--rounds", "2", "--clients", "4", "--cycles", "1,2", "--jobs", "1", "--json"]
+    result = everfed("sweep", "own.toml", *base, "--grid", axis, *others)
+    assert result.code == 0
+    own = json.loads(result.out)["own_settings"]
+    if said is None:
+        assert "no settings of its own" not in result.err
+        assert "client.lr" not in own
+        return
+    assert f"{said} has no settings of its own in this experiment, as algorithm1 has" in result.err
+    assert list(own["client.lr"].values()) == [0.3, 0.2]
+    assert json.loads((tmp_path / "everfed-out/sweep/summary.json").read_text())["own_settings"] == own
+
+
 def test_a_run_on_held_out_samples_says_so(everfed):
     assert "validation accuracy" in everfed("run", *SMALL, "--set", "validation=0.2").out
     assert "test accuracy" in everfed("run", *SMALL).out
