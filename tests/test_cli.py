@@ -192,6 +192,9 @@ def test_tune_chooses_for_each_method_and_compare_takes_it(everfed, tmp_path):
         method: row["settings"]["client.lr"] for method, row in document["best"].items()
     }
     assert {one.validation for one in finals} == {0.0}
+    assert "chosen on seed" not in compared.err
+    on_the_same = everfed("compare", document["file"], *base[5:], "--seeds", "6:9", "--out", "same")
+    assert "settings were chosen on seed 7, 8 as well; report on other seeds" in on_the_same.err
 
 
 def test_compare_tunes_first_if_asked(everfed, tmp_path):

@@ -141,6 +141,11 @@ def test_what_was_chosen_is_an_experiment_file(pretend, tmp_path):
     found, _ = tuned(pretend, peak(0.2, 0.2), tmp_path)
     toml, table = found.save(tmp_path / "result")
     content = config.read(toml)
+    assert content["tuned_on"] == list(tuning.SEEDS)
+    again = tune(
+        content, {"client.lr": [0.2]}, methods=METHODS, seeds=[7], out=tmp_path / "again", run=pretend(peak(1, 1))
+    )
+    assert again.content()["tuned_on"] == [7, *tuning.SEEDS]
     for method in METHODS:
         raw = {**content, "method": method}
         raw.pop("policy"), raw.pop("server")
@@ -324,6 +329,8 @@ def test_a_policy_that_makes_a_known_method_has_its_settings_too():
         ("methods.greedy.method='fedavg'", "methods.greedy sets 'method'"),
         ("methods.greedy=3", "methods.greedy is 3; it must be a table"),
         ("methods=3", "methods is 3"),
+        ("tuned_on=3", "tuned_on is 3; it must be a list of seeds"),
+        ("tuned_on=[true]", "tuned_on is "),
     ],
 )
 def test_a_table_that_nothing_reads_is_an_error_whichever_method_runs(settings, said):
@@ -365,7 +372,8 @@ def test_a_dotted_key_in_quotes_cannot_slip_past_the_command_line(table, tmp_pat
         ({}, [1, 2, 1], "seed 1 is given 2 times"),
         ({"client.lr": [1, 1.0]}, [0], "'client.lr=1, seed 0' and as 'client.lr=1.0, seed 0'"),
         ({"split_seed": [0, 1]}, [0], None),
-        ({"split_seed": [0, 1], "init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], "one run twice"),
+        ({"split_seed": [0, 1], "init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], "are all set, so"),
+        ({"init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], None),
         ({"policy": ["greedy"], "method": ["fedavg"]}, [0], "'method' undoes its 'policy'"),
         ({"client.lr": [0.1], "client": ["adam"]}, [0], "'client' undoes its 'client.lr'"),
         ({"client.lr": [0.1], "client.kind": ["adam"]}, [0], "'client.kind' undoes its 'client.lr'"),
@@ -396,6 +404,7 @@ def test_the_digits_presets_have_the_rates_that_were_chosen_and_reported():
     assert list(published) == ["digits", "digits-dirichlet", "digits-iid"]
     for name, result in published.items():
         own = presets.content(name)["methods"]
+        assert config.tuned_on(presets.content(name)) == result["tuned"]["seeds"]
         assert {method: table["client"]["lr"] for method, table in own.items()} == result["rates"]
         assert not set(result["seeds"]) & set(result["tuned"]["seeds"])
         assert len(result["seeds"]) >= 10

@@ -86,6 +86,7 @@ class Tuned:
     def content(self) -> dict[str, Any]:
         """The experiment with what was chosen in a table for each method: what `compare` takes."""
         out = {key: value for key, value in deepcopy(self.raw).items() if key != "validation"}
+        out["tuned_on"] = sorted({*config.tuned_on(out), *self.seeds})
         for method in self.methods:
             for key, value in self.best(method).settings.items():
                 config.change(out, f"methods.{method}.{key}", value)

@@ -146,6 +146,8 @@ def _sweep(
     began = time.perf_counter()
     runs = sweep.plan_runs(raw, axes, o.seed_list(seeds), out / "runs")
     _tell_untuned(screen, raw, runs)
+    if same := sorted(set(config.tuned_on(raw)) & set(o.seed_list(seeds))):
+        screen.note(f"the experiment's settings were chosen on seed {some(same)} as well; report on other seeds.")
     before = sum((run.folder / "result.json").exists() for run in runs)
     if before:
         screen.note(f"{before} of {len(runs)} runs in {out} were done already; delete the folder to run them again.")
