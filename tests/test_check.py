@@ -315,23 +315,6 @@ def test_kernels_that_read_another_layout_are_found_out(monkeypatch):
     assert "trains other updates" in found.failure
 
 
-def test_a_model_that_cannot_be_batched_is_trained_one_by_one(digits):
-    class Branches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-
-        def forward(self, x):
-            out = self.inner(x)
-            return out if out.sum() > 0 else 2 * out
-
-    with pytest.warns(ef.EverfedWarning, match="'batched' fails on this run's own data .this model cannot be batched"):
-        run = ef.Simulation(Branches(), digits, FLEET, rounds=1)
-    assert type(run.trainer) is OneByOne
-    with pytest.raises(ef.InputError, match=r"^this model cannot be batched over clients"):
-        ef.Simulation(Branches(), digits, FLEET, rounds=1, trainer="batched")
-
-
 def test_what_the_plain_way_cannot_do_is_said_and_not_judged(digits):
     class Single(nn.Linear):
         def __deepcopy__(self, memo):
@@ -383,6 +366,47 @@ def test_data_on_demand_are_compared_and_read_no_more_afterwards(digits):
     assert torch.equal(runs[0].trainer.task.data.x, runs[1].trainer.task.data.x)
     for one, other in zip(*runs, strict=True):
         assert one.train_loss == other.train_loss
+
+
+class Branching(nn.Module):
+    """Looks at its own values, which vmap does not allow."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        out = self.inner(x)
+        return out if bool((out.sum() > 0).item()) else 2 * out
+
+
+class Drawing(nn.Module):
+    """Draws random numbers of its own, which vmap would draw alike for all clients or not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return self.inner(x + torch.rand_like(x))
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("model", [Branching, Drawing])
+def test_a_model_that_cannot_be_batched_is_trained_one_by_one(model, check, digits):
+    torch.manual_seed(3)
+    with pytest.warns(ef.EverfedWarning, match="the trainer 'batched' fails .* taking 'one-by-one' instead"):
+        run = ef.Simulation(model, digits, FLEET, rounds=2, check_trainer=check)
+    drawn = torch.rand(1)
+    assert type(run.trainer) is OneByOne
+    assert "this model cannot be batched" in run.trainer.explain()[0]
+    torch.manual_seed(3)
+    asked = ef.Simulation(model, digits, FLEET, rounds=2, trainer="one-by-one", check_trainer=False)
+    assert torch.equal(drawn, torch.rand(1))  # the trial leaves no trace
+    if model is Branching:
+        assert [r.train_loss for r in run] == [r.train_loss for r in asked]
+    with pytest.raises(ef.InputError, match=r"^this model cannot be batched over clients"):
+        list(ef.Simulation(model, digits, FLEET, rounds=1, trainer="batched", check_trainer=check))
 
 
 def test_random_numbers_go_on_where_they_were(digits):

@@ -192,6 +192,9 @@ def test_tune_chooses_for_each_method_and_compare_takes_it(everfed, tmp_path):
         method: row["settings"]["client.lr"] for method, row in document["best"].items()
     }
     assert {one.validation for one in finals} == {0.0}
+    assert "chosen on seed" not in compared.err
+    on_the_same = everfed("compare", document["file"], *base[5:], "--seeds", "6:9", "--out", "same")
+    assert "settings were chosen on seed 7, 8 as well; report on other seeds" in on_the_same.err
 
 
 def test_compare_tunes_first_if_asked(everfed, tmp_path):
@@ -210,6 +213,33 @@ def test_a_method_without_settings_of_its_own_beside_one_with_them_is_said(everf
     said = everfed("compare", "own.toml", *SMALL, "--methods", "algorithm1,greedy", "--seeds", "1", "--jobs", "1")
     assert "algorithm1 has no settings of its own" in said.err
     assert "client.lr: 0.2 algorithm1, 0.4 greedy" in said.out
+
+
+@pytest.mark.parametrize(
+    ("axis", "others", "said"),
+    [
+        ("policy.scaled=true,false", [], "algorithm1-unscaled"),
+        ("server=sum,normalized", [], "algorithm1+normalized"),
+        ("policy=algorithm1,greedy", [], "greedy"),
+        ("method=algorithm1,greedy", [], "greedy"),
+        ("policy.scaled=true,false", ["--grid", "client.lr=0.1"], None),  # the grid's rate holds for both
+        ("client.lr=0.1,0.2", [], None),
+        ("batch_size=2,4", [], None),
+    ],
+)
+def test_a_grid_that_makes_other_methods_says_which_have_no_table(axis, others, said, everfed, tmp_path):
+    (tmp_path / "own.toml").write_text("client.lr = 0.2\nclient.kind = 'sgd'\n[methods.algorithm1]\nclient.lr = 0.3\n")
+    base = ["--seeds", "1", "--rounds", "2", "--clients", "4", "--cycles", "1,2", "--jobs", "1", "--json"]
+    result = everfed("sweep", "own.toml", *base, "--grid", axis, *others)
+    assert result.code == 0
+    own = json.loads(result.out)["own_settings"]
+    if said is None:
+        assert "no settings of its own" not in result.err
+        assert "client.lr" not in own
+        return
+    assert f"{said} has no settings of its own in this experiment, as algorithm1 has" in result.err
+    assert list(own["client.lr"].values()) == [0.3, 0.2]
+    assert json.loads((tmp_path / "everfed-out/sweep/summary.json").read_text())["own_settings"] == own
 
 
 def test_a_run_on_held_out_samples_says_so(everfed):
@@ -271,6 +301,27 @@ def test_a_run_that_diverges_does_not_end_the_sweep(everfed):
     assert result.code == 1
     assert "diverged in round" in result.err
     assert list(json.loads(result.out)["methods"]) == ["client.lr=0.1"]
+
+
+@pytest.mark.parametrize("rates", ["0.1,1e30", "1e30", "1e30,1e31"])
+def test_runs_that_diverged_are_named_in_the_summary_and_on_the_page(rates, everfed, tmp_path):
+    base = ["sweep", "digits-quick", "--rounds", "4", "--seeds", "2", "--cycles", "1,2", "--jobs", "1", "--json"]
+    result = everfed(*base, "--set", "eval_every=1", "--grid", f"client.lr={rates}", "--out", "out")
+    assert result.code == 1
+    assert "never train" not in result.err
+    assert "nobody trains" not in result.err
+    labels = [f"client.lr={float(rate)}" for rate in rates.split(",") if float(rate) > 1]
+    document = json.loads((tmp_path / "out/summary.json").read_text())
+    assert document["unfinished"] == json.loads(result.out)["unfinished"] == {
+        label: {"diverged": [0, 1]} for label in labels
+    }  # fmt: skip
+    if document["report"]:
+        page = (tmp_path / "out/report.html").read_text()
+        assert f"{2 * len(labels)} diverged" in page
+        assert "all done" not in page
+        assert "seed 0 (diverged)" in page
+    else:
+        assert "0.1" not in rates  # no run has finished a round, so there is nothing to show
 
 
 def test_runs_lists_state_and_headline(everfed):

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import report_runs
+from everfed.data.augment import CropFlip
+from everfed.data.datasets import DATASETS
 from everfed.errors import InputError
 from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.evaluate import Metrics
@@ -108,6 +110,37 @@ def test_the_page_tells_paired_differences():
         assert row["accuracy"]["mean"] == pytest.approx(expected)
         assert row["accuracy"]["pairs"] == len(seeds)
     assert page_data(runs[:1])["differences"] is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "pairs"),
+    [
+        ({}, {"validation": 0.1}, 0),
+        ({"validation": 0.1}, {}, 0),
+        ({"validation": 0.1}, {"validation": 0.2}, 0),
+        ({"validation": 0.1}, {"validation": 0.1}, 3),
+        ({"validation": 0.1}, {"validation": 0.1, "split_seed": 1}, 1),  # the seed that splits alike
+        ({}, {"split_seed": 1}, 3),
+        ({}, {"data": DATASETS["synthetic"]()}, 0),
+        (
+            {"data": DATASETS["mnist"](folder="a")},
+            {"data": DATASETS["mnist"](folder="b", augment=CropFlip(24), train_limit=9)},
+            3,
+        ),
+        (
+            {"data": DATASETS["mnist"](), "validation": 0.1},
+            {"data": DATASETS["mnist"](train_limit=9), "validation": 0.1},
+            0,
+        ),
+    ],
+)
+def test_no_difference_is_taken_between_accuracies_on_other_samples(one, other, pairs):
+    runs = [report_runs.untrained(small(seed=seed, **one), f"a{seed}") for seed in range(3)]
+    runs += [report_runs.untrained(small(seed=seed, **other).with_method("greedy"), f"b{seed}") for seed in range(3)]
+    found = page_data(runs)
+    rows = found["differences"]["rows"] if found["differences"] else []
+    assert [row["accuracy"]["pairs"] for row in rows] == [pairs] * (pairs > 0)
+    assert any("not evaluated on the same samples as Algorithm 1" in note for note in found["notes"]) == (pairs < 3)
 
 
 def test_runs_on_held_out_samples_are_called_so(tmp_path):

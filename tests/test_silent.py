@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import everfed as ef
 import report_runs
+from everfed import report
 from everfed.cli import main
 from everfed.energy.battery import Storage
 from everfed.energy.fleet import Fleet
@@ -162,6 +163,16 @@ def test_a_server_that_waits_for_a_silent_client_is_told_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         simulated(ef.Fleet.from_cycles([1, 5]), "mifa", client_optimizer=ef.SGD(0.1))
+
+
+@pytest.mark.parametrize(("state", "until"), [("diverged", 0), ("diverged", 2), ("stopped", 0), ("running", 0)])
+def test_nothing_is_said_of_a_run_that_ended_before_their_turn_came(state, until):
+    made = Experiment(fleet=CycleFleet(4, (1, 20)), rounds=5, device="cpu")
+    run = report_runs.untrained(made, "one", state)
+    assert "never train" in report.silence(replace(run, state="done"))
+    run = replace(run, rounds=run.rounds[:until])
+    assert report.silence(run) == ""
+    assert report.silences([("one", [run])]) == []
 
 
 def test_the_page_says_it_of_every_method():

@@ -91,7 +91,7 @@ def test_what_cannot_be_paired_is_refused():
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=6))
 def test_holm_is_the_step_down_rule_by_brute_force(ps):
-    """A corrected value is the smallest level at which the step-down rule rejects that hypothesis."""
+    """A corrected value is the smallest level at which the step-down rule rejects that hypothesis; all tests count."""
     corrected = stats.holm(ps)
     known = [p for p in ps if p is not None]
     for p, q in zip(ps, corrected, strict=True):
@@ -99,8 +99,18 @@ def test_holm_is_the_step_down_rule_by_brute_force(ps):
         if p is None:
             continue
         below = sorted(known)
-        steps = [(len(known) - k) * below[k] for k in range(len(known)) if below[k] <= p]
+        steps = [(len(ps) - k) * below[k] for k in range(len(known)) if below[k] <= p]
         assert q == pytest.approx(min(1.0, max(steps)))
+
+
+def test_a_constant_difference_counts_among_the_tests_that_were_made():
+    reference = np.array([0.5, 0.6, 0.55, 0.7])
+    constant, varying = stats.paired(reference + 0.1, reference), stats.paired([0.6, 0.65, 0.7, 0.72], reference)
+    assert constant.p is None
+    for others in range(4):
+        corrected = stats.holm([varying.p, *[constant.p] * others])
+        assert corrected[0] == pytest.approx(min(1.0, (1 + others) * varying.p))
+        assert corrected[1:] == [None] * others
 
 
 def test_the_interval_covers_the_mean_and_the_test_errs_as_often_as_they_say():

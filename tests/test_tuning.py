@@ -141,6 +141,11 @@ def test_what_was_chosen_is_an_experiment_file(pretend, tmp_path):
     found, _ = tuned(pretend, peak(0.2, 0.2), tmp_path)
     toml, table = found.save(tmp_path / "result")
     content = config.read(toml)
+    assert content["tuned_on"] == list(tuning.SEEDS)
+    again = tune(
+        content, {"client.lr": [0.2]}, methods=METHODS, seeds=[7], out=tmp_path / "again", run=pretend(peak(1, 1))
+    )
+    assert again.content()["tuned_on"] == [7, *tuning.SEEDS]
     for method in METHODS:
         raw = {**content, "method": method}
         raw.pop("policy"), raw.pop("server")
@@ -176,6 +181,8 @@ def test_it_goes_on_where_it_was_cut_off(pretend, tmp_path):
         ({"grid": {"seed": [1, 2]}}, "'seed' cannot be tuned"),
         ({"grid": {"split_seed": [1, 2]}}, "'split_seed' cannot be tuned"),
         ({"grid": {"method": ["greedy"]}}, "'method' cannot be tuned"),
+        ({"grid": {"rounds": [5, 10]}}, "'rounds' cannot be tuned"),
+        ({"grid": {"client.lr": [0.1], "eval_every": [1, 5]}}, "'eval_every' cannot be tuned"),
         ({"grid": {"client.lr": []}}, "no value for 'client.lr'"),
         ({"grid": {"client.lr": [0.1, 0.1]}}, "names one run twice"),
         ({"grid": {"client.rate": [0.1]}}, "unknown key 'client.rate'"),
@@ -190,6 +197,38 @@ def test_bad_input_is_one_sentence(options, said, tmp_path):
     settings = {"grid": {"client.lr": [0.1, 0.2]}, "methods": METHODS, **options}
     with pytest.raises(ef.InputError, match=said):
         tune(QUICK, settings.pop("grid"), out=tmp_path, **settings)
+
+
+@pytest.mark.parametrize("key", ["rounds", "eval_every"])
+def test_a_method_with_rounds_of_its_own_is_not_tuned_beside_the_others(key, pretend, tmp_path):
+    raw = {**config.to_dict(QUICK), "methods": {"greedy": {key: 2}, "fedavg": {key: 3}}}
+    grid = {"client.lr": [0.1, 0.2]}
+    with pytest.raises(ef.InputError, match=f"methods.greedy sets {key} to 2"):
+        tune(raw, grid, methods=METHODS, out=tmp_path)
+    run = pretend(peak(0.1, 0.1))
+    tune(raw, grid, methods=["algorithm1"], out=tmp_path, run=run)  # the others are not tuned
+    raw["methods"]["greedy"][key] = getattr(QUICK, key)
+    tune(raw, grid, methods=METHODS, out=tmp_path, run=run)  # the same as all have
+    assert {getattr(one.experiment, key) for one in run.runs} == {getattr(QUICK, key)}
+
+
+@pytest.mark.parametrize("key", ["local_steps", "batch_size"])
+@pytest.mark.parametrize("swept", [True, False])
+def test_what_a_round_trains_on_may_differ_and_is_said(key, swept, pretend, tmp_path):
+    raw, grid = config.to_dict(QUICK), {"client.lr": [0.05, 0.1, 0.2]}
+    if swept:
+        grid[key] = [2, 3]
+    else:
+        raw["methods"] = {"greedy": {key: 2}}
+    found = tune(raw, grid, methods=METHODS, out=tmp_path, run=pretend(peak(0.1, 0.1)), extend=0)
+    assert found.notes[0] == f"candidates differ in {key}, so they do not all train on as many samples."
+
+
+def test_a_single_value_is_said_to_have_nothing_beside_it(pretend, tmp_path):
+    found, _ = tuned(pretend, peak(0.1, 0.1), tmp_path, rates=(0.1,))
+    assert found.notes == ("client.lr has one value in the grid, 0.1, so nothing was tried beside it.",)
+    found, _ = tuned(pretend, peak(0.1, 1000.0), tmp_path / "other", extend=1)
+    assert "extended by 1 step already" in found.notes[0]
 
 
 def test_a_score_is_the_mean_over_the_last_tenth_of_the_rounds(tmp_path):
@@ -290,11 +329,37 @@ def test_a_policy_that_makes_a_known_method_has_its_settings_too():
         ("methods.greedy.method='fedavg'", "methods.greedy sets 'method'"),
         ("methods.greedy=3", "methods.greedy is 3; it must be a table"),
         ("methods=3", "methods is 3"),
+        ("tuned_on=3", "tuned_on is 3; it must be a list of seeds"),
+        ("tuned_on=[true]", "tuned_on is "),
     ],
 )
 def test_a_table_that_nothing_reads_is_an_error_whichever_method_runs(settings, said):
     with pytest.raises(ef.InputError, match=said):
         made(settings)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"client.lr": 0.5},
+        {"client.lr": 0.5, "client": {"kind": "sgd"}},
+        {"client": {"schedule.kind": "cosine"}},
+        {"fleet.clients": 7},
+        {"rounds.": 3},
+    ],
+)
+def test_a_dotted_key_in_quotes_cannot_slip_past_the_command_line(table, tmp_path):
+    """`change` looks for nested tables: a flat key would stay there and go before what is set or swept over."""
+    raw = {**config.to_dict(QUICK), "methods": {"greedy": table}}
+    for grid in ({"client.lr": [0.1, 0.2]}, {"method": ["algorithm1", "greedy"]}, {}):
+        with pytest.raises(ef.InputError, match=r"methods\.greedy: unknown key '\S+' in quotes"):
+            plan_runs(raw, grid, [0], tmp_path)
+    with pytest.raises(ef.InputError, match="in quotes"):
+        tune(raw, methods=METHODS, out=tmp_path, validation=0.2)
+    written = tmp_path / "mine.toml"
+    written.write_text('[methods.greedy]\n"client.lr" = 0.5\n')
+    with pytest.raises(ef.InputError, match=r"unknown key 'client\.lr' in quotes"):
+        config.from_dict(config.read(written))
 
 
 # Sweeps -----------------------------------------------------------------------------------------------------------
@@ -307,7 +372,8 @@ def test_a_table_that_nothing_reads_is_an_error_whichever_method_runs(settings, 
         ({}, [1, 2, 1], "seed 1 is given 2 times"),
         ({"client.lr": [1, 1.0]}, [0], "'client.lr=1, seed 0' and as 'client.lr=1.0, seed 0'"),
         ({"split_seed": [0, 1]}, [0], None),
-        ({"split_seed": [0, 1], "init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], "one run twice"),
+        ({"split_seed": [0, 1], "init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], "are all set, so"),
+        ({"init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], None),
         ({"policy": ["greedy"], "method": ["fedavg"]}, [0], "'method' undoes its 'policy'"),
         ({"client.lr": [0.1], "client": ["adam"]}, [0], "'client' undoes its 'client.lr'"),
         ({"client.lr": [0.1], "client.kind": ["adam"]}, [0], "'client.kind' undoes its 'client.lr'"),
@@ -338,6 +404,7 @@ def test_the_digits_presets_have_the_rates_that_were_chosen_and_reported():
     assert list(published) == ["digits", "digits-dirichlet", "digits-iid"]
     for name, result in published.items():
         own = presets.content(name)["methods"]
+        assert config.tuned_on(presets.content(name)) == result["tuned"]["seeds"]
         assert {method: table["client"]["lr"] for method, table in own.items()} == result["rates"]
         assert not set(result["seeds"]) & set(result["tuned"]["seeds"])
         assert len(result["seeds"]) >= 10

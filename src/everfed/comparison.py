@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from everfed.config import to_dict
+from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.stats import holm, paired
 from everfed.stats import summarize as moments
@@ -45,13 +47,22 @@ def summarize(labelled: Labelled) -> dict[str, dict[str, Any]]:
     return summary
 
 
+def unfinished(labelled: Labelled) -> dict[str, dict[str, list[int]]]:
+    """Label by label, for those with runs that are not done: the seeds in each state, such as diverged."""
+    out: dict[str, dict[str, list[int]]] = {}
+    for label, run in labelled:
+        if run.state != "done":
+            out.setdefault(label, {}).setdefault(run.state, []).append(run.experiment.seed)
+    return out
+
+
 def reference_of(labels: Sequence[str]) -> str | None:
     """What the others are compared with: Algorithm 1 where it is there, otherwise the first."""
     return "algorithm1" if "algorithm1" in labels else next(iter(labels), None)
 
 
 def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]:
-    """Label by label: its accuracies minus the reference's over the seeds that both finished.
+    """Label by label: its accuracies minus the reference's over the seeds that both finished, on the same samples.
 
     p is of the paired t test, p_holm the same corrected for all labels that are compared, p_flip of the
     exact sign-flip test (see `stats.paired`).
@@ -59,21 +70,50 @@ def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]
     labels = [label for label in dict.fromkeys(label for label, _ in labelled) if label != reference]
     out: dict[str, dict[str, Any]] = {label: {} for label in labels}
     for name, value in _COMPARED.items():
-        found = {label: _by_seed(labelled, label, value) for label in [reference, *labels]}
-        there = [label for label in labels if found[label].keys() & found[reference].keys()]
-        made = []
-        for label in there:
-            seeds = sorted(found[label].keys() & found[reference].keys())
-            made.append(paired([found[label][s] for s in seeds], [found[reference][s] for s in seeds]))
+        pairs = {label: _pairs(labelled, label, reference, value) for label in labels}
+        there = [label for label in labels if pairs[label]]
+        made = [paired(*zip(*pairs[label], strict=True)) for label in there]
         for label, difference, p in zip(there, made, holm([d.p for d in made]), strict=True):
             out[label][name] = {**difference.to_dict(), "p_holm": p}
     return {label: row for label, row in out.items() if row}
 
 
-def _by_seed(labelled: Labelled, label: str, value: Callable[[Metrics], float | None]) -> dict[int, float]:
-    return {
-        run.experiment.seed: v
-        for name, run in labelled
-        if name == label and run.state == "done" and run.final
-        if (v := value(run.final)) is not None and math.isfinite(v)
-    }
+def incomparable(labelled: Labelled, reference: str) -> list[str]:
+    """A note if some labels were evaluated on other samples than the reference, seed by seed: no differences there."""
+    base, apart = _done(labelled, reference), []
+    for label in dict.fromkeys(label for label, _ in labelled):
+        mine = _done(labelled, label)
+        if any(_evaluated_on(mine[s].experiment) != _evaluated_on(base[s].experiment) for s in mine.keys() & base):
+            apart.append(label)
+    if not apart:
+        return []
+    return [
+        f"{'; '.join(apart)}: not evaluated on the same samples as {reference} (such as validation and test samples), "
+        "so no differences are told between those runs."
+    ]
+
+
+def _pairs(
+    labelled: Labelled, label: str, reference: str, value: Callable[[Metrics], float | None]
+) -> list[tuple[float, float]]:
+    """(its value, the reference's) under each seed that both finished, on the same samples."""
+    mine, base = _done(labelled, label), _done(labelled, reference)
+    out = []
+    for seed in sorted(mine.keys() & base):
+        both = [v for run in (mine[seed], base[seed]) if run.final and (v := value(run.final)) is not None]
+        known = len(both) == 2 and all(map(math.isfinite, both))
+        if known and _evaluated_on(mine[seed].experiment) == _evaluated_on(base[seed].experiment):
+            out.append((both[0], both[1]))
+    return out
+
+
+def _done(labelled: Labelled, label: str) -> dict[int, StoredRun]:
+    return {run.experiment.seed: run for name, run in labelled if name == label and run.state == "done"}
+
+
+def _evaluated_on(experiment: Experiment) -> tuple[Any, ...]:
+    """What the samples depend on that a run is evaluated on; held-out ones are drawn from what is trained on."""
+    held = experiment.validation
+    aside = {"folder", "augment"} if held else {"folder", "augment", "train_limit"}
+    data = {key: value for key, value in to_dict(experiment.data).items() if key not in aside}
+    return data, held, experiment.seeds.split if held else None

@@ -10,7 +10,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
@@ -54,6 +54,8 @@ def from_dict(raw: Mapping[str, Any]) -> Experiment:
     """
     values = dict(raw)
     tables = values.pop("methods", {})
+    tuned_on(values)
+    values.pop("tuned_on", None)
     experiment = _experiment(values)
     for method, settings in method_settings(tables).items():
         content = deepcopy(values)
@@ -79,11 +81,33 @@ def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
         lookup(METHODS, method, "method")
         if not isinstance(table, Mapping):
             raise InputError(f"methods.{method} is {_show(table)}; it must be a table of settings.")
+        if quoted := next(_quoted(table), None):
+            raise InputError(
+                f"methods.{method}: unknown key '{quoted}' in quotes; in TOML write {quoted} without them, "
+                "in Python one dict inside the other."
+            )
         settings = flat(table)
         if wrong := [key for key in settings if key.split(".")[0] in ("method", "methods")]:
             raise InputError(f"methods.{method} sets '{wrong[0]}'; it holds settings of this method, not another one.")
         out[method] = dict(sorted(settings.items(), key=lambda item: not item[0].endswith(".kind")))
     return out
+
+
+def tuned_on(raw: Mapping[str, Any]) -> list[int]:
+    """The seeds that a file says its settings were chosen on: results are to be reported on others."""
+    seeds = raw.get("tuned_on", [])
+    if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
+        raise InputError(f"tuned_on is {_show(seeds)}; it must be a list of seeds, such as [1000, 1001].")
+    return seeds
+
+
+def _quoted(table: Mapping[str, Any]) -> Iterator[str]:
+    """Keys with a dot in their name: `change` would not find them, and they would go before the command line."""
+    for key, value in table.items():
+        if "." in key:
+            yield key
+        if isinstance(value, Mapping):
+            yield from _quoted(value)
 
 
 def _experiment(raw: Mapping[str, Any]) -> Experiment:
@@ -109,7 +133,7 @@ def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     names = [f.name for f in fields(cls)]
     for key in raw:
         if key not in names:
-            valid = names if where else [*names, "method", "methods"]
+            valid = names if where else [*names, "method", "methods", "tuned_on"]
             message = unknown("key", where + key, [where + name for name in valid])
             raise InputError(message if valid else f"unknown key '{where + key}': '{where[:-1]}' takes no options.")
     values = {key: _value(hints[key], value, where + key) for key, value in raw.items()}
@@ -338,6 +362,11 @@ def schema() -> dict[str, Any]:
         "description": "Settings of one method alone, in a table of its name.",
         "properties": {name: {"type": "object"} for name in METHODS},
         "additionalProperties": False,
+    }
+    body["properties"]["tuned_on"] = {
+        "type": "array",
+        "description": "Seeds that the settings were chosen on.",
+        "items": {"type": "integer"},
     }
     body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
     body["properties"]["format"] = {"type": "integer", "description": "Of a file that everfed wrote."}

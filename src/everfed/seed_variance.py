@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from everfed.errors import InputError
+from everfed.errors import InputError, some
 from everfed.experiment import Experiment, Seeds
 from everfed.stats import Summary, summarize
 from everfed.store import StoredRun, open_run
@@ -27,7 +27,7 @@ class SeedEffects:
     """
 
     variance: float
-    parts: dict[str, Summary]  # of KINDS: variance, over repeats
+    parts: dict[str, Summary]  # of KINDS that the experiment does not pin: variance, over repeats
 
     def share(self, kind: str) -> float:
         return self.parts[kind].mean / self.variance if self.variance else 0.0
@@ -55,24 +55,32 @@ def seed_effects(
     """Run an experiment `repeats` times, and as often with each kind of chance drawn anew alone: 5 runs a repeat.
 
     Half the mean square of the change is the variance that this kind causes (Jansen's estimator of the
-    total effect). Runs lie below `out`, and what is done there already is not done again.
+    total effect). Seeds are chosen here, whatever the experiment's own `seed` is: 0, 2, 4, ... for the runs and
+    1, 3, 5, ... for what is drawn anew. A kind that the experiment pins (`split_seed = 3`) is held still, and has
+    no part. Runs lie below `out`, and what is done there already is not done again.
     """
     if repeats < 2:
         raise InputError(f"repeats is {repeats}; a variance needs at least 2.")
-    runs = [run for repeat in range(repeats) for run in _designed(experiment, repeat, Path(out))]
+    kinds = [kind for kind in KINDS if getattr(experiment, f"{kind}_seed") is None]
+    if not kinds:
+        raise InputError("the experiment pins all four seeds, so its runs are alike; leave one of them out.")
+    runs = [run for repeat in range(repeats) for run in _designed(experiment, kinds, repeat, Path(out))]
     left = [run for run in runs if not (run.folder / "result.json").exists()]
     if left:
         run_all(left, jobs=jobs)
-    values = np.array([value(open_run(run.folder)) for run in runs]).reshape(repeats, 1 + len(KINDS))
+    stored = [open_run(run.folder) for run in runs]
+    if cut := [f"'{run.path}' ({run.state})" for run in stored if run.state != "done"]:
+        raise InputError(f"{len(cut)} of {len(stored)} runs have no final result to compare: {some(cut)}.")
+    values = np.array([value(run) for run in stored]).reshape(repeats, 1 + len(kinds))
     halves = (values[:, 1:] - values[:, :1]) ** 2 / 2
-    parts = {kind: summarize(halves[:, i]) for i, kind in enumerate(KINDS)}
+    parts = {kind: summarize(halves[:, i]) for i, kind in enumerate(kinds)}
     return SeedEffects(float(values.var(axis=0, ddof=1).mean()), parts)
 
 
-def _designed(experiment: Experiment, repeat: int, root: Path) -> Sequence[Planned]:
+def _designed(experiment: Experiment, kinds: Sequence[str], repeat: int, root: Path) -> Sequence[Planned]:
     """A run under one seed, and those with one kind of chance under another."""
     seed, other = 2 * repeat, 2 * repeat + 1
-    base = replace(experiment, seed=seed, split_seed=None, init_seed=None, batch_seed=None, schedule_seed=None)
-    chosen: list[dict[str, Any]] = [{}, *({f"{kind}_seed": other} for kind in KINDS)]
+    base = replace(experiment, seed=seed)
+    chosen: list[dict[str, Any]] = [{}, *({f"{kind}_seed": other} for kind in kinds)]
     made = [(replace(base, **own), own) for own in chosen]
     return [Planned(one, own, root / folder_name(one, own)) for one, own in made]

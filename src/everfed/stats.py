@@ -134,18 +134,20 @@ def sign_flips(differences: Floats) -> float:
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p values corrected for having made all of these tests (Holm 1979); None is no test.
+    """p values corrected for having made all of these tests (Holm 1979).
+
+    None is a test that gave no p value, such as that of a constant difference: it stays so, and counts as made.
 
     Calling differences real where the corrected value is below 0.05 errs in at most 5 % of such families.
 
     >>> holm([0.01, 0.04, None, 0.03])
-    [0.03, 0.06, None, 0.06]
+    [0.04, 0.09, None, 0.09]
     """
     known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
     out: list[float | None] = [None] * len(ps)
     highest = 0.0
     for rank, (p, i) in enumerate(known):
-        highest = max(highest, min(1.0, (len(known) - rank) * p))
+        highest = max(highest, min(1.0, (len(ps) - rank) * p))
         out[i] = highest
     return out
 

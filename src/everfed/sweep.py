@@ -27,7 +27,7 @@ import torch
 
 from everfed import config
 from everfed.errors import EverfedWarning, InputError
-from everfed.experiment import Experiment
+from everfed.experiment import Experiment, Seeds
 from everfed.simulate import resolve_device
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
@@ -121,6 +121,12 @@ def _check_distinct(runs: Sequence[Planned]) -> None:
         twin = first.setdefault(config.to_toml(run.experiment.same_run()), run)
         if twin is not run:
             a, b = (f"'{one.label}, seed {one.experiment.seed}'" for one in (twin, run))
+            if twin.experiment.seed != run.experiment.seed:
+                pinned = ", ".join(f"{kind}_seed" for kind in Seeds._fields)
+                raise InputError(
+                    f"{pinned} are all set, so every seed gives the same run, as {a} and {b} would; give one seed, or "
+                    "leave one of them out."
+                )
             raise InputError(f"the grid names one run twice, as {a} and as {b}; give each value once.")
 
 

@@ -29,6 +29,8 @@ VALIDATION = 0.1  # of the training samples, where the experiment does not say
 MOST_STEPS = 6  # by which a grid is extended on one side
 SEEDS = (1000, 1001, 1002)  # far from those that results are reported on
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # the default grid, around the experiment's own rate
+_SCORED = ("rounds", "eval_every")  # how long a run is, and where it is looked at: alike for all
+_WORK = ("local_steps", "batch_size")  # what a round costs in samples
 _LAST = 0.1  # of the rounds: evaluations in there are averaged into a run's score
 
 Run = Callable[[Sequence[Planned]], object]
@@ -84,6 +86,7 @@ class Tuned:
     def content(self) -> dict[str, Any]:
         """The experiment with what was chosen in a table for each method: what `compare` takes."""
         out = {key: value for key, value in deepcopy(self.raw).items() if key != "validation"}
+        out["tuned_on"] = sorted({*config.tuned_on(out), *self.seeds})
         for method in self.methods:
             for key, value in self.best(method).settings.items():
                 config.change(out, f"methods.{method}.{key}", value)
@@ -153,6 +156,7 @@ def tune(
     config.change(raw, "validation", held)
     first = {key: _ordered(values) for key, values in (grid or default_grid(raw)).items()}
     _check(methods, seeds, first, extend, budget)
+    _check_budgets(raw, methods, first)
     carry_out = run or (lambda runs: run_all(runs, jobs=jobs))
     axes, steps = dict(first), {(key, side): 0 for key in first for side in (0, -1)}
     while True:
@@ -165,7 +169,7 @@ def tune(
             if value is None:
                 reason = "it cannot be extended geometrically"
             elif steps[key, side] >= extend:
-                reason = f"it was extended by {extend} steps already"
+                reason = f"it was extended by {extend} step{'s' * (extend != 1)} already"
             elif budget and _size({**wider, key: [*wider[key], value]}) * len(seeds) > budget:
                 reason = f"the budget of {budget} runs for each method is used up"
             else:
@@ -229,6 +233,30 @@ def _check(
         )
 
 
+def _check_budgets(raw: Mapping[str, Any], methods: Sequence[str], grid: Mapping[str, Sequence[Any]]) -> None:
+    """Runs of different lengths are no fair comparison, whichever way a length is given."""
+    for key in _SCORED:
+        if key in grid:
+            raise InputError(f"'{key}' cannot be tuned: every candidate is to have the same rounds and evaluations.")
+        for method, values in _own(raw, methods, [key]).items():
+            raise InputError(
+                f"methods.{method} sets {key} to {values[key]}, and tuning gives every method the same; "
+                f"leave it out, or set {key} for all of them."
+            )
+
+
+def _own(raw: Mapping[str, Any], methods: Sequence[str], keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Which of these keys a method's table sets to another value than all others have, by method."""
+    tables = config.method_settings(raw.get("methods", {}))
+    shared = config.from_dict({key: value for key, value in raw.items() if key != "methods"})
+    out = {}
+    for method in methods:
+        own = {key: tables[method][key] for key in keys if key in tables.get(method, {})}
+        if apart := {key: value for key, value in own.items() if value != getattr(shared, key)}:
+            out[method] = apart
+    return out
+
+
 def _trials(
     raw: Mapping[str, Any],
     axes: Mapping[str, Sequence[Any]],
@@ -275,7 +303,13 @@ def _refusal(raw: Mapping[str, Any], key: str, value: Any) -> str | None:
 
 
 def _notes(found: Tuned, stuck: Mapping[tuple[str, int], str]) -> list[str]:
-    out = []
+    own = {*found.grid} | {key for apart in _own(found.raw, found.methods, _WORK).values() for key in apart}
+    out = [f"candidates differ in {key}, so they do not all train on as many samples." for key in _WORK if key in own]
+    out += [
+        f"{key} has one value in the grid, {values[0]}, so nothing was tried beside it."
+        for key, values in found.grid.items()
+        if len(values) == 1
+    ]
     for method in found.methods:
         best = found.best(method)
         if best.score == -math.inf:

@@ -16,7 +16,7 @@ from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.cli.tune import TUNE_SEEDS, trial_table, tuned
-from everfed.comparison import differences, reference_of, summarize
+from everfed.comparison import differences, incomparable, reference_of, summarize, unfinished
 from everfed.errors import InputError, some
 from everfed.store import StoredRun
 from everfed.store.checkpoint import write_atomically
@@ -77,7 +77,6 @@ def compare(
         if not json:
             screen.out.print(trial_table(found))
         raw = found.content()
-    _tell_untuned(screen, raw, names)
     options = {"checkpoint_s": checkpoint_every, "on_divergence": on_divergence, "trackers": track or []}
     _sweep(screen, raw, {"method": names}, seeds, out, where, options)
 
@@ -115,14 +114,23 @@ def sweep_command(
     _sweep(screen, raw, axes, seeds, out, (engine, address, jobs), options)
 
 
-def _tell_untuned(screen: Screen, raw: dict[str, Any], names: list[str]) -> None:
-    """A method with settings of its own is compared with one that has none: say so."""
-    own = [name for name in names if raw.get("methods", {}).get(name)]
+def _tell_untuned(screen: Screen, raw: dict[str, Any], runs: list[sweep.Planned]) -> None:
+    """A method with settings of its own is compared with one that has none: say so.
+
+    A grid over parts of a method makes other methods of it, which do not have its table either.
+    """
+    swept = {key for run in runs for key in run.settings}
+    in_parts = any(key.split(".")[0] in ("policy", "server") for key in swept)
+    named = [run.experiment.method if in_parts else run.settings.get("method", run.experiment.method) for run in runs]
+    names = list(dict.fromkeys(named))
+    tables = config.method_settings(raw.get("methods", {}))
+    own = [n for n in names if any(not _of_grid(key, swept) for key in tables.get(n, {}))]
     without = [name for name in names if name not in own]
     if own and without:
+        way_out = "add --tune to choose them alike" if swept == {"method"} else "set them for all with --set or --grid"
         screen.note(
             f"{', '.join(without)} has no settings of its own in this experiment, as {', '.join(own)} "
-            f"ha{'s' if len(own) == 1 else 've'}; add --tune to choose them alike."
+            f"ha{'s' if len(own) == 1 else 've'}; {way_out}."
         )
 
 
@@ -137,6 +145,9 @@ def _sweep(
 ) -> None:
     began = time.perf_counter()
     runs = sweep.plan_runs(raw, axes, o.seed_list(seeds), out / "runs")
+    _tell_untuned(screen, raw, runs)
+    if same := sorted(set(config.tuned_on(raw)) & set(o.seed_list(seeds))):
+        screen.note(f"the experiment's settings were chosen on seed {some(same)} as well; report on other seeds.")
     before = sum((run.folder / "result.json").exists() for run in runs)
     if before:
         screen.note(f"{before} of {len(runs)} runs in {out} were done already; delete the folder to run them again.")
@@ -157,15 +168,19 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     reference = reference_of(list(summary))
     apart = differences(labelled, reference) if reference else {}
     by_label = {label: [run for name, run in labelled if name == label] for label, _ in labelled}
-    notes = report.silences(by_label.items())
+    notes = report.silences(by_label.items()) + (incomparable(labelled, reference) if reference else [])
     finished = [run for run in stored if run.final]
     failed = [run for run in stored if run.state != "done"]
     page = picture = None
+    if any(run.rounds for run in stored):
+        page = report.page(stored, out / "report.html")
     if summary:
-        page = report.page(finished, out / "report.html")
         picture = report.figure(finished, out / "figure.png")  # a summary has accuracies, so there is one to draw
+    own = _own_settings(runs)
     result = {
         "methods": summary,
+        "own_settings": own,
+        "unfinished": unfinished(labelled),
         "differences": {"reference": reference, "methods": apart},
         "seconds": time.perf_counter() - began,
         "report": str(page) if page else None,
@@ -178,8 +193,9 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     else:
         titles = {run.label: run.experiment.title for run in runs}
         screen.out.print(report.table(summary, titles, finished, apart, reference))
-        for line in _own_settings(runs):
-            screen.out.print(line, markup=False)
+        for key, values in own.items():
+            said = ", ".join(f"{value} {label}" for label, value in values.items())
+            screen.out.print(f"{key}: {said}", markup=False)
         screen.out.print(f"{result['seconds']:.0f} s; report: {page}; picture: {picture}", markup=False)
     for note in notes:
         screen.note(note)
@@ -188,15 +204,18 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
         raise typer.Exit(1)
 
 
-def _own_settings(runs: list[sweep.Planned]) -> list[str]:
-    """'client.lr: 0.8 algorithm1, 1.6 greedy' for keys that differ between methods and are in no grid."""
+def _own_settings(runs: list[sweep.Planned]) -> dict[str, dict[str, Any]]:
+    """{"client.lr": {"algorithm1": 0.8, "greedy": 1.6}}: keys that differ between labels and are in no grid."""
     flat = {run.label: config.flat(config.to_dict(run.experiment)) for run in runs}
     swept = {key for run in runs for key in run.settings}
     keys = dict.fromkeys(key for values in flat.values() for key in values)
-    out = []
+    out = {}
     for key in keys:
         values = {label: mine.get(key) for label, mine in flat.items()}
-        of_grid = key == "seed" or any(sweep.overwritten(key, axis) for axis in swept)
-        if not of_grid and len({str(value) for value in values.values()}) > 1:
-            out.append(f"{key}: {', '.join(f'{value} {label}' for label, value in values.items())}")
+        if key != "seed" and not _of_grid(key, swept) and len({str(value) for value in values.values()}) > 1:
+            out[key] = values
     return out
+
+
+def _of_grid(key: str, swept: set[str]) -> bool:
+    return any(sweep.overwritten(key, axis) for axis in swept)

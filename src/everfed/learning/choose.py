@@ -12,7 +12,7 @@ from torch import nn
 from everfed.errors import EverfedWarning, InputError, lookup
 from everfed.learning.batched import Batched
 from everfed.learning.check import CannotTrainError, Check
-from everfed.learning.compare import compare
+from everfed.learning.compare import compare, fails
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.local import Task, Trainer
 from everfed.learning.memory import budget
@@ -29,10 +29,10 @@ def trainer(name: str, task: Task, check: bool = True) -> Trainer:
     One that is off is an error if it was asked for by name; `auto` says so and takes the next slower one.
     """
     make = lookup(TRAINERS, name, "trainer")
+    if task.memory_budget is None and (check or name == "auto"):  # as if nothing had been tried: that takes memory
+        task = replace(task, memory_budget=budget(task))
     if not check:
         return _noted(make(task), None)
-    if task.memory_budget is None:  # as if nothing had been compared: that takes memory as well
-        task = replace(task, memory_budget=budget(task))
     if name == "auto":
         return _first_right(task)
     found = compare(make, task, passed_on=(InputError,))
@@ -53,9 +53,16 @@ def kernels(task: Task) -> Trainer:
 
 
 def auto(task: Task) -> Trainer:
-    """Kernels where they exist for the model; else the faster of the other two."""
+    """Kernels where they exist for the model; else the faster of the other two that can train it.
+
+    Kernels refuse a model when they are made. Whether one can be batched shows only where it is tried.
+    """
     names, reason = _in_turn(task)
     for name in names:
+        if name == "batched" and (failure := fails(Batched, task)):
+            reason = f"the trainer 'batched' {failure}"
+            warnings.warn(f"{reason}; taking 'one-by-one' instead.", EverfedWarning, stacklevel=4)
+            continue
         try:
             return _made(name, task, reason)
         except CannotTrainError as why:

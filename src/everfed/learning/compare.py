@@ -86,9 +86,7 @@ def compare(
         except passed_on:
             raise
         except Exception as error:
-            return Check(
-                who, math.inf, TOLERANCES[task.precision], f"fails on this run's own data ({_first_line(error)})"
-            )
+            return Check(who, math.inf, TOLERANCES[task.precision], _failure(error))
         tolerance = TOLERANCES[task.precision]
         difference, where = _difference(found, plain, params, clients, task)
         if difference > tolerance:
@@ -101,6 +99,25 @@ def compare(
             f"{in_words(difference)} off, where {in_words(tolerance)} could be rounding"
         )
     return Check(who, difference, tolerance, failure, note)
+
+
+def fails(make: Callable[[Task], Trainer], task: Task) -> str:
+    """How a trainer of this kind fails on the first client's first minibatch; empty if it does not. Nothing stays."""
+    holders = torch.nonzero(task.data.sizes).reshape(-1).cpu().numpy()
+    if len(holders) == 0:
+        return ""
+    with _undisturbed(task.data.device):
+        try:
+            rules, _ = _copyable(task.gradients)
+            little = replace(task, gradients=rules, local_steps=1, most_at_once=1)
+            _by(make(_apart(little)), task.layout.flatten(task.module), holders[:1])
+        except Exception as error:  # the model's own code, which may raise anything
+            return _failure(error)
+    return ""
+
+
+def _failure(error: BaseException) -> str:
+    return f"fails on this run's own data ({_first_line(error)})"
 
 
 def _copyable(rules: tuple[GradientRule, ...]) -> tuple[tuple[GradientRule, ...], str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats
-from everfed.comparison import differences
+from everfed.comparison import differences, incomparable
 from everfed.config import to_dict
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError
@@ -51,7 +51,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         "title": title or _title(begun),
         "headline": _headline(bodies, evaluated_on(begun)),
         "summary": _summary(known.runs, drawn),
-        "notes": notes(known, drawn),
+        "notes": [*notes(known, drawn), *incomparable(_labelled(drawn), _reference(drawn))],
         "lines": bodies,
         "runs": [_run(run, i, fleets, unit) for run, i in order],
         "fleets": fleets.shown,
@@ -157,9 +157,17 @@ def _final(runs: Sequence[StoredRun], unit: Unit, sizes: Sequence[int]) -> dict[
 
 def _differences(drawn: Sequence[Line]) -> dict[str, Any] | None:
     """Accuracies minus those of the reference, seed by seed; None where there is no pair."""
-    reference = next((line.label for line in drawn if line.method == "algorithm1"), drawn[0].label)
-    rows = differences([(line.label, run) for line in drawn for run in line.runs], reference)
+    reference = _reference(drawn)
+    rows = differences(_labelled(drawn), reference)
     return {"reference": reference, "rows": [{"label": label, **row} for label, row in rows.items()]} if rows else None
+
+
+def _reference(drawn: Sequence[Line]) -> str:
+    return next((line.label for line in drawn if line.method == "algorithm1"), drawn[0].label)
+
+
+def _labelled(drawn: Sequence[Line]) -> list[tuple[str, StoredRun]]:
+    return [(line.label, run) for line in drawn for run in line.runs]
 
 
 def _edges(runs: Sequence[StoredRun]) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from everfed.energy.fleet import Fleet
+from everfed.errors import some
 from everfed.report.distinct import Distinct
 from everfed.report.lines import FleetKey, Line, fleet_key
 from everfed.scheduling.silent import never_trained
@@ -15,7 +16,13 @@ from everfed.store.run import StoredRun
 
 def notes(known: Distinct, drawn: Sequence[Line]) -> list[str]:
     """Sentences about these lines, which were made of these runs."""
-    return [*known.notes, *_mixed(drawn), *silences((line.label, line.runs) for line in drawn)]
+    return [*known.notes, *_empty(known.runs), *_mixed(drawn), *silences((line.label, line.runs) for line in drawn)]
+
+
+def _empty(runs: Sequence[StoredRun]) -> list[str]:
+    """Runs that nothing on the page shows."""
+    out = [f"{r.experiment.title}, seed {r.experiment.seed} ({r.state})" for r in runs if not r.rounds]
+    return [f"Left out, since they have not finished a round: {some(out)}."] if out else []
 
 
 def _mixed(drawn: Sequence[Line]) -> list[str]:
@@ -33,7 +40,12 @@ def _mixed(drawn: Sequence[Line]) -> list[str]:
 
 
 def silence(run: StoredRun, fleet: Fleet | None = None) -> str:
-    """One sentence about the clients that never trained in a run, and why; empty if all did."""
+    """One sentence about the clients that never trained in a run, and why; empty if all did.
+
+    Nothing is said of a run that diverged, or has no round yet: it ended before their turn came.
+    """
+    if not run.rounds or run.state == "diverged":
+        return ""
     fleet = fleet or run.experiment.make_fleet()
     silent = np.ones(len(fleet), np.bool_)
     for record in run.rounds:
