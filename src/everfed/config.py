@@ -10,7 +10,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
@@ -52,10 +52,9 @@ def from_dict(raw: Mapping[str, Any]) -> Experiment:
 
     A table `methods.greedy` holds settings of that method alone. They are checked whichever method is run.
     """
-    values = dict(raw)
-    tables = values.pop("methods", {})
-    tuned_on(values)
-    values.pop("tuned_on", None)
+    tuned_on(raw)  # for people and commands: nothing of it is run
+    values = {key: value for key, value in raw.items() if key not in ("methods", "tuned_on")}
+    tables = raw.get("methods", {})
     experiment = _experiment(values)
     for method, settings in method_settings(tables).items():
         content = deepcopy(values)
@@ -81,9 +80,9 @@ def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
         lookup(METHODS, method, "method")
         if not isinstance(table, Mapping):
             raise InputError(f"methods.{method} is {_show(table)}; it must be a table of settings.")
-        if quoted := next(_quoted(table), None):
+        if quoted := _quoted(table):
             raise InputError(
-                f"methods.{method}: unknown key '{quoted}' in quotes; in TOML write {quoted} without them, "
+                f"methods.{method}: unknown key '{quoted[0]}' in quotes; in TOML write {quoted[0]} without them, "
                 "in Python one dict inside the other."
             )
         settings = flat(table)
@@ -101,13 +100,10 @@ def tuned_on(raw: Mapping[str, Any]) -> list[int]:
     return seeds
 
 
-def _quoted(table: Mapping[str, Any]) -> Iterator[str]:
+def _quoted(table: Mapping[str, Any]) -> list[str]:
     """Keys with a dot in their name: `change` would not find them, and they would go before the command line."""
-    for key, value in table.items():
-        if "." in key:
-            yield key
-        if isinstance(value, Mapping):
-            yield from _quoted(value)
+    inner = (key for value in table.values() if isinstance(value, Mapping) for key in _quoted(value))
+    return [*(key for key in table if "." in str(key)), *inner]
 
 
 def _experiment(raw: Mapping[str, Any]) -> Experiment:
@@ -363,11 +359,7 @@ def schema() -> dict[str, Any]:
         "properties": {name: {"type": "object"} for name in METHODS},
         "additionalProperties": False,
     }
-    body["properties"]["tuned_on"] = {
-        "type": "array",
-        "description": "Seeds that the settings were chosen on.",
-        "items": {"type": "integer"},
-    }
+    body["properties"]["tuned_on"] = {"type": "array", "items": {"type": "integer"}}
     body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
     body["properties"]["format"] = {"type": "integer", "description": "Of a file that everfed wrote."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "everfed experiment", **body}

@@ -152,8 +152,9 @@ def show_preset(
     """Print a preset as TOML: a start for an experiment file of your own."""
     content = presets.content(name)
     # What is no key of an Experiment stays as it is, beside the defaults.
-    own = {key: content.pop(key) for key in ("methods", "tuned_on") if key in content}
-    whole: dict[str, Any] = {"format": config.FORMAT, **config.to_dict(config.from_dict(content)), **own}
+    own = {key: value for key, value in content.items() if key in ("methods", "tuned_on")}
+    content = {key: value for key, value in content.items() if key not in own}
+    whole = {"format": config.FORMAT, **config.to_dict(config.from_dict(content)), **own}
     typer.echo(config.raw_to_toml(whole) if full else presets.texts()[name], nl=False)
 
 
