@@ -276,6 +276,19 @@ class TestSpreadsheets:
         with pytest.raises(InputError, match=words):
             read_trace(write(text))
 
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("time [UTC+2],power_w\n2026-06-01T12:00:00,1\n2026-06-01T13:00:00,2\n", "names an offset from UTC"),
+            ("timestamp,power_w\n2026-06-01T12:00:00,1_0\n2026-06-01T13:00:00,2\n", "1_0"),
+            ("epoch_ms,power_w\n1780315200,1\n1780318800,2\n", "no date in ms"),
+            ("epoch_s,power_w\n0,1\n3600,2\n", "no date in s"),
+        ],
+    )
+    def test_nothing_is_dropped_or_guessed(self, write, text, words):
+        with pytest.raises(InputError, match=words):
+            read_trace(write(text))
+
     def test_utf_16_is_refused_in_words(self, write):
         with pytest.raises(InputError, match="cannot be read as CSV"):
             read_trace(write("seconds,power_w\n0,1\n1,1\n", encoding="utf-16"))

@@ -56,7 +56,7 @@ def read_times(rows: Rows) -> Times:
         return Times(step_s, begins + _EXCEL_EPOCH, rows.utc)
     if _FIRST <= begins <= _LAST:
         return Times(step_s, begins, True)
-    if abs(begins) >= _FIRST:
+    if abs(begins) >= _FIRST or rows.unix:
         raise rows.error(0, f"the time is {shown(first)}, which is no date in {unit}; {_how(rows)}")
     return Times(step_s, None, False)
 

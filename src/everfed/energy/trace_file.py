@@ -26,6 +26,7 @@ UNITS = {**POWER, **ENERGY}
 TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "excel": 86_400.0}
 
 _TIME_NAMES = ("timestamp", "time", "datetime", "date", "epoch", "unixtime")
+_UNIX = ("epoch", "unixtime")
 _SECONDS = ("seconds", "second", "secs")
 _UTC = ("utc", "gmt")
 _BRACKETS = re.compile(r"(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]")
@@ -49,6 +50,7 @@ class Rows:
     unit: str
     time_unit: str | None
     utc: bool  # whether the name of the column of times says so
+    unix: bool  # whether its name says that times are counted from 1970
     times: Sequence[Any]
     values: Sequence[Any]
     lines: Sequence[str]
@@ -68,9 +70,9 @@ def read_rows(path: Path, content: bytes, columns: Columns) -> Rows:
 
 
 def number(value: Any) -> float:
-    """The value as a float; nan if it is none."""
+    """The value as a float; nan if it is none. Python would read 1_0 as ten, which no logger means."""
     try:
-        return math.nan if isinstance(value, bool) else float(value)
+        return math.nan if isinstance(value, bool) or "_" in str(value) else float(value)
     except (TypeError, ValueError):
         return math.nan
 
@@ -107,7 +109,7 @@ def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
         raise InputError(f"{path} cannot be read as CSV: {error}.") from error
     if not names:
         raise InputError(f"{path} has no line of column names; a trace needs a column of times and one of power.")
-    rows = Rows(path, what, unit, time_unit, utc, times, values, lines)
+    rows = Rows(path, what, unit, time_unit, utc, _base(when) in _UNIX, times, values, lines)
     return rows if separator == "," else _with_points(rows)
 
 
@@ -154,9 +156,8 @@ def _read_parquet(path: Path, content: bytes, columns: Columns) -> Rows:
         # Instants are kept in UTC: in another zone, subtraction would follow its clock through summer time.
         times = times.cast(pa.timestamp("us", "UTC" if times.type.tz else None), safe=False)
     values = table[what].to_pylist()
-    return Rows(
-        path, what, unit, time_unit, utc, times.to_pylist(), values, [f"row {row}" for row in range(1, len(values) + 1)]
-    )
+    lines = [f"row {row}" for row in range(1, len(values) + 1)]
+    return Rows(path, what, unit, time_unit, utc, _base(when) in _UNIX, times.to_pylist(), values, lines)
 
 
 def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, str, str, str | None, bool]:
@@ -185,6 +186,11 @@ def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, st
             f"{', '.join(UNITS)}."
         )
     said = "s" if _base(when) in _SECONDS else _unit_of(when, TIME_UNITS)
+    if re.fullmatch(r"(utc|gmt)\s*[+-].*", _tail(when)):
+        raise InputError(
+            f"{path}: the column '{when}' names an offset from UTC; write it into the times, as in "
+            "2026-06-01T12:00:00+02:00, or give it as trace_utc_h and call the column time."
+        )
     return when, what, unit, _agreed(path, when, said, columns.time_unit, "time_unit"), _tail(when) in _UTC
 
 
