@@ -519,14 +519,14 @@ class TestWhatMeasurementMayClaim:
         fleet = Fleet(arrivals, np.ones(clients), Storage(leak=0.01))
         verdicts = [
             audit(fleet, Greedy(scaled=True), rounds, range(s, s + seeds)).over_the_run
-            for s in range(0, 40 * seeds, seeds)
+            for s in range(0, 20 * seeds, seeds)
         ]
         assert all(not v.exact for v in verdicts)
         assert not any(v.unbiased is False for v in verdicts)
 
     def test_a_law_is_not_thrown_away_for_a_few_spells(self):
         fleet = Fleet(Markov(np.full(4, 20), np.zeros(4, np.int64), spell=100.0), np.ones(4))
-        for first in range(0, 100, 5):
+        for first in range(0, 50, 5):
             assert audit(fleet, Greedy(scaled=True), 400, range(first, first + 5)).exact.mean_weight is not None
 
     def test_not_seen_is_not_never(self):

@@ -107,7 +107,7 @@ def test_the_study_is_the_one_of_the_page(variance):
     assert runs[0].experiment(base).client == replace(by_energy.client, lr=0.1)  # the rate before it was tuned
     assert [(b.device, b.precision) for b in variance.bases().values()] == [("cpu", "float32"), ("cuda", "bf16")]
     digits = config.from_dict(presets.content("digits"))
-    assert variance.CLIENTS["sgd 0.2, cosine"] == digits.client
+    assert variance.CLIENTS["sgd 0.2, cosine"] == replace(digits.client, lr=0.2)
     assert variance.CLIENTS["adam 0.001"] == config.from_dict(presets.content("paper-cifar10")).client
 
 
