@@ -28,7 +28,7 @@ def compare(
     raw: dict[str, Any],
     chosen: list[str],
     methods: o.Methods = o.COMPARED,
-    seeds: o.Seeds = "6",
+    seeds: o.Seeds = "5",
     tune: Annotated[
         bool,
         typer.Option("--tune", help="First choose client.lr, or --grid's keys, for each method on held-out data."),
