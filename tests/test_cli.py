@@ -417,6 +417,15 @@ def test_audit_prints_verdict_and_json(everfed):
     assert "74/15/7/4 %" in document["verdict"]
 
 
+def test_audit_takes_equal_shares_or_the_experiments_own_and_says_which(everfed):
+    short = ("audit", "digits-dirichlet", "--seeds", "2", "--rounds", "20")
+    assert "equal parts of the data" in everfed(*short).out
+    equal, own = (json.loads(everfed(*short, "--shares", how, "--json").out) for how in ("equal", "data"))
+    assert equal["exact"]["round_weight_variance"] == pytest.approx(0.2)
+    assert own["exact"]["round_weight_variance"] > 0.21  # unequal shares vary more
+    assert "must be 'equal' or 'data'" in everfed(*short, "--shares", "half").err
+
+
 @pytest.mark.parametrize("command", ["compare", "run", "sweep", "runs", "report", "figure", "plan", "audit", "bound"])
 def test_help_teaches_with_an_example(everfed, command):
     result = everfed(command, "--help")
