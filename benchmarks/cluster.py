@@ -15,11 +15,11 @@ import time
 import numpy as np
 import torch
 
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.models import Mlp
 from everfed.learning.optim import SGD, Adam
 from everfed.ray import connect, sharded
-from everfed.simulate import Simulation
+from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.loop import Simulation
 
 SIZES = ((40, 64), (400, 64), (40, 4096))  # participants, hidden units
 

@@ -142,8 +142,8 @@ def large(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
     from everfed.data.images import Cifar10
-    from everfed.experiment import CycleFleet, Experiment
     from everfed.learning.models import McMahanCnn
+    from everfed.run.experiment import CycleFleet, Experiment
 
     rows = []
     shared = Experiment(

@@ -113,7 +113,7 @@ def weights_by_brute_force(case: Case, seeds: int, first: int = 10**6) -> tuple[
     n = len(case.fleet)
     schedule = Schedule(case.fleet, case.policy, np.arange(first, first + seeds, dtype=np.uint64)[:, None])
     joins, weights = np.zeros((seeds, case.rounds, n), bool), np.zeros((seeds, case.rounds, n))
-    weighers = [case.server.weigher(n) for _ in range(seeds)] if case.server else None
+    weighers = [case.server.weighting(n) for _ in range(seeds)] if case.server else None
     for r in range(case.rounds):
         join, scale = schedule.step(r)
         scale = np.broadcast_to(scale, join.shape)

@@ -31,12 +31,13 @@ from non_iid import SPLITS, client, hold_out, observe
 from non_iid_tables import COMPARED, figures
 from study_runs import Line, Loaded, carry_out, read
 
-from everfed import config, presets
+from everfed import presets
 from everfed.data.augment import CentreCrop, CropFlip
 from everfed.data.dataset import Dataset
 from everfed.data.partition import Iid
-from everfed.experiment import Experiment
 from everfed.random import Purpose, permutation
+from everfed.run import config
+from everfed.run.experiment import Experiment
 
 EARLIER = Path(__file__).parents[1] / "docs" / "results" / "non_iid-first.json"  # rates 0.02 to 0.1 were tried there
 LADDERS = {"adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "sgd": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)}

@@ -15,11 +15,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from everfed import config, presets, sweep
-from everfed.comparison import differences, summarize
+from everfed import presets
 from everfed.report import with_measures
-from everfed.seed_variance import seed_effects
-from everfed.tuning import Tuned, tune
+from everfed.run import config
+from everfed.studies import sweep
+from everfed.studies.comparison import differences, summarize
+from everfed.studies.seed_variance import seed_effects
+from everfed.studies.tuning import Tuned, tune
 
 ROOT = Path(__file__).parents[1]
 OUT, RESULT = Path("everfed-out/digits"), ROOT / "docs/results/digits.json"

@@ -24,10 +24,10 @@ from typing import Any
 
 import everfed as ef
 from everfed.errors import EverfedWarning
-from everfed.experiment import Experiment
-from everfed.flower.described import described
 from everfed.flower.ledger import read
+from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
+from everfed.run.experiment import Experiment
 from everfed.scheduling.plan import plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +64,7 @@ class Bench:
 
 def experiment_of(config: dict[str, Any], app: Path = FLEET) -> Experiment:
     file = next(app.glob("*/experiment.toml"))
-    return described(file, config)
+    return load_experiment(file, config)
 
 
 def compared(config: dict[str, Any]) -> dict[str, Any]:

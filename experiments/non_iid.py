@@ -26,14 +26,15 @@ import torch
 from non_iid_tables import COMPARED, LAST, chosen_rate, measures, rare_accuracy, rare_classes
 from study_runs import Line, Loaded, carry_out, read, rounded
 
-from everfed import config, presets
+from everfed import presets
 from everfed.data.dataset import Dataset
 from everfed.data.partition import ByEnergy, Dirichlet, Split
 from everfed.energy.fleet import Group
 from everfed.errors import DivergenceError
-from everfed.experiment import Experiment
 from everfed.learning.optim import SGD, Adam, Optimizer
 from everfed.random import Purpose, permutation
+from everfed.run import config
+from everfed.run.experiment import Experiment
 
 SPLITS: dict[str, Split] = {
     "by-energy 0.25": ByEnergy(0.25),

@@ -28,12 +28,12 @@ from everfed.data.federated import FederatedData
 from everfed.energy import BernoulliArrivals, Changing, Fleet
 from everfed.energy.random_arrivals import RandomArrivals
 from everfed.errors import EverfedWarning
-from everfed.experiment import Experiment
 from everfed.methods import METHODS, Method
+from everfed.run.experiment import Experiment
+from everfed.run.loop import simulate
 from everfed.scheduling import Clients, Greedy, IndependentPolicy, KnownArrivals, Schedule, SelfWeighted, View
 from everfed.scheduling.policies import Decision, State
 from everfed.server import FedAU, Sum
-from everfed.simulate import simulate
 
 CYCLES = (1, 5, 10, 20)
 LATER = (20, 10, 5, 1)  # the same groups' cycles after the change
@@ -120,7 +120,7 @@ def paper_fleet(clients: int) -> Fleet:
 def weights(fleet: Fleet, method: Method, rounds: int, seeds: int) -> Iterator[Floats]:
     """What each client's update counts in each round, 0 for who is absent: [seeds, N] a round."""
     schedule = Schedule(fleet, method.policy, np.arange(seeds, dtype=np.uint64)[:, None])
-    weigher = method.server.weigher(seeds * len(fleet))
+    weigher = method.server.weighting(seeds * len(fleet))
     for r in range(rounds):
         join, scale = schedule.step(r)
         rows = np.flatnonzero(join)

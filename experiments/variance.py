@@ -28,13 +28,14 @@ import variance_tables
 from study_runs import Line, Loaded, by_name, carry_out, read_lines, rounded
 from variance_tables import CASES, METHODS, REFERENCE, measures
 
-from everfed import config, presets
+from everfed import presets
 from everfed.data.dataset import Dataset
 from everfed.data.datasets import Digits
 from everfed.data.partition import ByEnergy, Iid, Split
 from everfed.errors import DivergenceError
-from everfed.experiment import Experiment
 from everfed.learning.optim import SGD, Adam, Cosine, Optimizer
+from everfed.run import config
+from everfed.run.experiment import Experiment
 from everfed.server import ServerMomentum, Varp
 
 SPLITS: dict[str, Split] = {"iid": Iid(), "by-energy 0.5": ByEnergy(0.5)}

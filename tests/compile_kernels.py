@@ -15,7 +15,7 @@ from triton.runtime import driver
 
 import everfed as ef
 import kernel_models
-from everfed.learning.fast import trainer
+from everfed.engine import trainer
 
 
 class NamedOnly:

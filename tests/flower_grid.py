@@ -9,13 +9,13 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from everfed.experiment import CycleFleet, Experiment
-from everfed.flower import Terms, client_app, remote_run
+from everfed.flower import RoundLimits, client_app, remote_run
+from everfed.run.experiment import CycleFleet, Experiment
 
 CLIENTS = 4
 SMALL = Experiment(fleet=CycleFleet(clients=CLIENTS, cycles=(1, 2, 4)), rounds=8, eval_every=4, device="cpu")
 SHORT = replace(SMALL.with_method("fedavg"), rounds=2)
-QUICK = Terms(query_s=20.0, train_s=20.0, wait_s=0.0)
+QUICK = RoundLimits(query_s=20.0, train_s=20.0, wait_s=0.0)
 
 
 class Node:

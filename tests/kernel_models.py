@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import everfed as ef
 from everfed.learning.layout import Layout
-from everfed.learning.local import DeviceData, Task
 from everfed.learning.precision import set_precision
+from everfed.learning.task import DeviceData, Task
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLASSES = 5

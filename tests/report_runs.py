@@ -13,10 +13,10 @@ import numpy as np
 from everfed.energy.battery import Books
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.errors import EverfedWarning
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.evaluate import Metrics
+from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.loop import RoundRecord
 from everfed.scheduling.plan import plan
-from everfed.simulate import RoundRecord
 from everfed.store.run import StoredRun
 
 METHODS = ("algorithm1", "greedy", "fedavg")

@@ -17,18 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from torch import nn
 
 import everfed as ef
-from everfed import config
-from everfed.experiment import CycleFleet, Experiment
-from everfed.learning import choose
 from everfed.learning.batched import Batched
 from everfed.learning.check import Check
-from everfed.learning.compare import TOLERANCES, compare
-from everfed.learning.local import DeviceData, PlainTrained
 from everfed.learning.one_by_one import OneByOne
+from everfed.learning.task import DeviceData, PlainTrained
 from everfed.ray.trainer import _worst
 from everfed.ray.worker import Worker
+from everfed.run import config
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import open_run, stored_rounds
 from everfed.store.environment import training
+from everfed.trainers import choose
+from everfed.trainers.compare import TOLERANCES, compare
 from kernel_models import CLASSES, DEVICE, MODELS, drawn_models, images
 from kernel_models import task as task_on_device
 
@@ -236,7 +236,7 @@ class Wrong(Batched):
     def _train_chunk(self, params, clients, round):
         trained = super()._train_chunk(params, clients, round)
         if self.trouble == "the sum":
-            trained.weighed = lambda c, skip=False: PlainTrained.weighed(trained, c[::-1], skip)
+            trained.weighted_sum = lambda c, skip=False: PlainTrained.weighted_sum(trained, c[::-1], skip)
         return trained
 
 
@@ -298,7 +298,7 @@ def test_no_trainer_left_is_an_error(wrong):
 def test_kernels_that_read_another_layout_are_found_out(monkeypatch):
     """The error that this is all about: values in one order, memory in another."""
     pytest.importorskip("triton", reason="Triton is not installed here")
-    from everfed.learning.fast import launch, program
+    from everfed.engine import launch, program
 
     scrambled = task(*made("cropped"), ef.SGD(0.1), batch_size=2)
     scrambled.data.x = scrambled.data.x.movedim(1, 3).contiguous().movedim(3, 1)
@@ -517,7 +517,7 @@ def test_workers_of_a_cluster_check_their_own_and_the_driver_tells(wrong):
 def test_a_device_pays_for_it_once(tmp_path, wrong):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from everfed.flower.local import LocalTraining
-    from everfed.flower.memory import Memory
+    from everfed.flower.node_state import Memory
 
     memory = Memory(None, tmp_path)
     first, second = (LocalTraining(SMALL, 1, memory=memory).run.trainer.check for _ in range(2))

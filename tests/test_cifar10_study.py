@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from everfed import config, presets, sweep
+from everfed import presets
 from everfed.data.augment import CentreCrop
 from everfed.data.datasets import load
+from everfed.run import config
+from everfed.studies import sweep
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "cifar10.py"
 SMALL = replace(config.from_dict(presets.content("digits-quick")), rounds=10, eval_every=1, device="cpu")

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import everfed as ef
-from everfed import config, presets
+from everfed import presets
 from everfed.cli import main
+from everfed.run import config
 
 PLAN = ["--clients", "8", "--cycles", "1,5,10,20"]
 SMALL = ["--rounds", "20", "--clients", "8", "--device", "cpu"]

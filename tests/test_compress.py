@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import everfed as ef
-from everfed import config
 from everfed.energy.physical import DeviceFleet, DeviceGroup
-from everfed.learning.compress import COMPRESSORS, FULL, AdaptiveQsgd, Qsgd, RandK, Whole, sent
-from everfed.learning.local import PlainTrained
+from everfed.learning.compress import COMPRESSORS, FULL, AdaptiveQsgd, Qsgd, RandK, Whole, compress_all
+from everfed.learning.task import PlainTrained
+from everfed.run import config
 
 EVERY = [Whole(), Qsgd(bits=2), Qsgd(bits=4, bucket=64), Qsgd(bits=8), AdaptiveQsgd(), RandK(0.25), RandK(1.0)]
 over = pytest.mark.parametrize("how", EVERY, ids=repr)
@@ -85,16 +85,16 @@ def test_qsgd_by_hand():
 
 def test_noise_and_size_of_eight_bits_in_buckets_of_512():
     assert Qsgd(bits=8).noise(8) == pytest.approx(512 / 127**2)
-    assert Qsgd(bits=8).sent(8) == pytest.approx(0.25 + 1 / 512)
+    assert Qsgd(bits=8).size_ratio(8) == pytest.approx(0.25 + 1 / 512)
     assert Qsgd(bits=2).noise(2) == pytest.approx(math.sqrt(512))  # the other side of the minimum
     assert AdaptiveQsgd().noise(FULL) == 0.0
-    assert AdaptiveQsgd().sent(FULL) == 1.0
+    assert AdaptiveQsgd().size_ratio(FULL) == 1.0
 
 
 def test_each_client_gets_its_own_bits():
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(3))
     results = [PlainTrained(np.array([2, 0, 1]), x.clone(), torch.zeros(3))]
-    (read,) = sent(results, AdaptiveQsgd(), np.array([2, 8, FULL]), round=0, seed=0)
+    (read,) = compress_all(results, AdaptiveQsgd(), np.array([2, 8, FULL]), round=0, seed=0)
     assert torch.equal(read.deltas[0], x[0])  # client 2 sends all of it
     coarse, fine = read.deltas[1], read.deltas[2]  # client 0 with 2 bits, client 1 with 8
     assert len(coarse.abs().unique()) <= 2
@@ -136,14 +136,16 @@ class TestTheBestBits:
     @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
     def test_sparser_is_never_better(self, ratio):
         """Of rand-k, without the rounding of cycles: e(f) (1 + noise(f)) = compute / f + sending, least at f = 1."""
-        worth = [(1.0 + ratio * RandK(f).sent(FULL)) * (1.0 + RandK(f).noise(FULL)) for f in np.linspace(0.02, 1.0, 50)]
+        worth = [
+            (1.0 + ratio * RandK(f).size_ratio(FULL)) * (1.0 + RandK(f).noise(FULL)) for f in np.linspace(0.02, 1.0, 50)
+        ]
         assert int(np.argmin(worth)) == 49
         assert np.all(np.diff(worth) < 0.0)
 
     @pytest.mark.parametrize(("ratio", "pays"), [(0.1, False), (1.0, True), (10.0, True)])
     def test_eight_bits_pay_unless_computing_dominates(self, ratio, pays):
         def worth(how, bits):
-            return (1.0 + ratio * how.sent(bits)) * (1.0 + how.noise(bits))
+            return (1.0 + ratio * how.size_ratio(bits)) * (1.0 + how.noise(bits))
 
         gain = worth(Whole(), FULL) / worth(Qsgd(bits=8), 8)
         assert (gain > 1.05) == pays

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import jsonschema
 import pytest
 
-from everfed import config, presets
+from everfed import presets
 from everfed.data.partition import ByEnergy
 from everfed.energy import Fleet
 from everfed.errors import InputError
-from everfed.experiment import TABLES, CycleFleet, Experiment
 from everfed.learning import SGD, Adam, Clip, Cosine, InverseTime, Proximal
 from everfed.methods import METHODS
+from everfed.run import config
+from everfed.run.experiment import TABLES, CycleFleet, Experiment
 from everfed.scheduling import POLICIES, Greedy
 from everfed.server import ServerAdam, ServerSGD, ServerYogi, Varp
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import everfed as ef
 from everfed.data.augment import CropFlip
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.batched import Batched
 from everfed.learning.compress import Qsgd
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import open_run, stored_rounds
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -14,8 +14,8 @@ from torch import nn
 
 import everfed as ef
 from everfed.data.augment import CropFlip
-from everfed.learning import choose
-from everfed.learning.compare import TOLERANCES, compare
+from everfed.trainers import choose
+from everfed.trainers.compare import TOLERANCES, compare
 from kernel_models import MODELS, images, task
 from layouts import WAYS
 
@@ -95,7 +95,7 @@ def test_no_model_raises_a_false_alarm_in_any_precision(name, trainer, precision
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_scrambled_images_are_found_in_every_precision(precision, monkeypatch):
-    from everfed.learning.fast import launch, program
+    from everfed.engine import launch, program
 
     scrambled = task(*made("cnn"), ef.SGD(0.1), precision=precision)
     scrambled.data.x = scrambled.data.x.movedim(1, 3).contiguous().movedim(3, 1)

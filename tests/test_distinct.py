@@ -13,12 +13,12 @@ import pytest
 import report_runs
 from everfed.cli import main
 from everfed.errors import EverfedWarning
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.optim import SGD
 from everfed.methods import METHODS
 from everfed.report import distinct, figure, page
 from everfed.report.data import page_data
 from everfed.report.lines import lines
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import open_run, stored_rounds
 
 SMALL = Experiment(fleet=CycleFleet(4, (1, 2)), rounds=8, local_steps=1, batch_size=2, eval_every=2, device="cpu")

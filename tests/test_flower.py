@@ -15,15 +15,15 @@ pytest.importorskip("flwr", reason="Flower is not installed; install it with: pi
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import everfed as ef
-from everfed import config
 from everfed.energy.battery import Books
 from everfed.errors import InputError
 from everfed.flower import EnergyMod, FromCommand, FromFile, Measured, PowerSupply, Simulated, client_app, remote_run
 from everfed.flower.client import own_plan
 from everfed.flower.local import LocalTraining
-from everfed.flower.memory import Memory
 from everfed.flower.messages import Answer, Ask
 from everfed.flower.meters import MeterError
+from everfed.flower.node_state import Memory
+from everfed.run import config
 from everfed.scheduling.plan import plan
 from everfed.scheduling.table import POLICIES
 from flower_grid import CLIENTS, QUICK, SMALL, InProcessGrid, run

@@ -18,9 +18,9 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
 
 import everfed as ef
-from everfed.flower.described import described
 from everfed.flower.keys import make_key
 from everfed.flower.ledger import read
+from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
 from everfed.scheduling.plan import plan
 
@@ -93,7 +93,7 @@ def await_log(fleet, name, *words, timeout_s=150.0):
 
 
 def experiment():
-    return described(APP / "fleet_app" / "experiment.toml", {"set": CHANGES})
+    return load_experiment(APP / "fleet_app" / "experiment.toml", {"set": CHANGES})
 
 
 def test_the_run_ends_well_though_the_server_was_killed(story):

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 
 import everfed as ef
 from everfed.errors import InputError
-from everfed.flower import EnergyMod, EnergyStrategy, Roster, Simulated, Terms, client_app, remote_run
+from everfed.flower import EnergyMod, EnergyStrategy, Roster, RoundLimits, Simulated, client_app, remote_run
 from everfed.flower.identity import read_key
 from everfed.flower.keys import make_certificates, make_key
 from everfed.flower.ledger import read
@@ -323,4 +323,4 @@ def test_the_strategy_says_which_rules_it_cannot_serve(rule, words):
 @pytest.mark.parametrize("wrong", [{"query-s": 0}, {"scale-slack": 0.5}, {"max-norm": -1}, {"train-sec": 3}])
 def test_terms_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InputError):
-        Terms.of(wrong)
+        RoundLimits.of(wrong)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import everfed as ef
-from everfed.learning import choose
 from everfed.learning.check import CannotTrainError
 from everfed.learning.gradients import adjusted
+from everfed.trainers import choose
 
 RULES = {name: row() for name, row in ef.GRADIENT_RULES.items()}
 X = torch.tensor([[1.0, 0.0], [0.5, 1.0], [-1.0, 0.5]])

@@ -17,7 +17,7 @@ from torch import nn
 import everfed as ef
 
 pytest.importorskip("triton", reason="Triton is not installed here")
-from everfed.learning.fast import trainer
+from everfed.engine import trainer
 from kernel_models import CLASSES, DEVICE, MODELS, Residual, chain, drawn_models, images, task
 
 GPU = torch.cuda.is_available()
@@ -53,7 +53,7 @@ def assert_alike(model, data, optimizer, **more):
         expected, losses = deltas(slow, params, clients, round)
         (part,) = fast.train(params, np.array(clients), round)
         weights = np.linspace(0.5, 2.0, len(clients))
-        update, finite = part.weighed(weights)
+        update, finite = part.weighted_sum(weights)
         assert finite.all()
         assert distance(part.deltas, expected) < 1e-4
         assert distance(update, torch.as_tensor(weights, dtype=torch.float32, device=DEVICE) @ expected) < 1e-4
@@ -166,11 +166,11 @@ def test_a_client_that_is_not_finite_is_found_and_can_be_left_out():
     fast, slow = (ef.TRAINERS[t](task(model, data, ef.SGD(1.0))) for t in ("kernels", "one-by-one"))
     params = fast.task.layout.flatten(model)
     (part,) = fast.train(params, np.array([0, 1, 2]), 0)
-    update, finite = part.weighed(np.ones(3))
+    update, finite = part.weighted_sum(np.ones(3))
     expected = torch.stack([d.isfinite().all() for d in deltas(slow, params, [0, 1, 2], 0)[0]])
     assert finite.tolist() == expected.tolist() == [True, False, True]
     assert not update.isfinite().all()
-    update, _ = part.weighed(np.ones(3), skip=True)
+    update, _ = part.weighted_sum(np.ones(3), skip=True)
     assert update.isfinite().all()
     assert update.norm() > 0
 

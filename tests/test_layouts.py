@@ -16,11 +16,11 @@ from torch import nn
 import everfed as ef
 from everfed.data import Arrays, Dataset, Generated, Parquet, save_arrays, save_parquet
 from everfed.data.plain import as_pair, labels, samples
-from everfed.experiment import CycleFleet, Experiment
-from everfed.learning.held import on_device
 from everfed.learning.layout import Layout
-from everfed.learning.local import DeviceData, Task, as_weights, own_tensor
+from everfed.learning.streamed import on_device
+from everfed.learning.task import DeviceData, Task, as_weights, own_tensor
 from everfed.ray.worker import Order, Worker
+from everfed.run.experiment import CycleFleet, Experiment
 from layouts import FLOATS, INTEGERS, LABEL_WAYS, WAYS, dressed, handed_over, mapped, stored_along, with_steps
 
 CPU = torch.device("cpu")
@@ -352,8 +352,8 @@ def test_clients_of_different_types_are_not_written_into_one_file(tmp_path, monk
 
 def test_kernels_refuse_what_is_not_contiguous():
     pytest.importorskip("triton")
-    from everfed.learning.fast.kernels.update import weighed_sum
-    from everfed.learning.fast.launch import launch
+    from everfed.engine.kernels.update import weighed_sum
+    from everfed.engine.launch import launch
 
     rows = torch.zeros(4, 6, device=DEVICE).T
     with pytest.raises(RuntimeError, match=r"argument 0 of the kernel weighed_sum .* strides \(1, 6\)"):
@@ -373,7 +373,7 @@ def test_coefficients_and_parameters_of_any_layout_count_alike(trainer):
     ):
         total = torch.zeros_like(params)
         for part in made.train(start, np.arange(3), 0):
-            total += part.weighed(weights[part.clients])[0]
+            total += part.weighted_sum(weights[part.clients])[0]
         sums.append(total)
     assert_same(*sums)
     assert as_weights(np.ones(4, "f4")[::2], CPU).is_contiguous()

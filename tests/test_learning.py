@@ -15,8 +15,8 @@ from torch.func import vmap
 import everfed as ef
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.layout import Layout
-from everfed.learning.local import DeviceData, Task
 from everfed.learning.rows import ClientRows
+from everfed.learning.task import DeviceData, Task
 
 CPU = torch.device("cpu")
 TRAINERS = ["batched", "one-by-one"]  # the kernels have tests of their own

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everfed import config, presets, sweep
+from everfed import presets
 from everfed.data.datasets import load
+from everfed.run import config
+from everfed.studies import sweep
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "non_iid.py"
 SMALL = replace(config.from_dict(presets.content("digits-quick")), rounds=20, eval_every=4, device="cpu")

@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 import everfed as ef
-from everfed import config
 from everfed.data.on_demand import OnDemand
 from everfed.data.on_demand_hf import HuggingFace
 from everfed.data.on_demand_parquet import Parquet, save_parquet
 from everfed.data.on_demand_sources import Arrays, Generated, ranges, save_arrays
 from everfed.data.on_demand_synthetic import Synthetic
-from everfed.learning import choose, held
 from everfed.learning.check import CannotTrainError
-from everfed.learning.held import HeldData, on_device
-from everfed.learning.local import DeviceData
+from everfed.learning import streamed
+from everfed.learning.streamed import StreamedSamples, on_device
+from everfed.learning.task import DeviceData
+from everfed.run import config
+from everfed.trainers import choose
 
 CPU = torch.device("cpu")
 CYCLES = [1, 2, 3, 1, 2, 5, 1, 4]
@@ -185,7 +186,7 @@ def test_only_participants_are_read_each_once_a_round(data, fleet):
 
 def test_only_drawn_samples_are_held(data):
     device_data = on_device(demanded(Arrays.of(data), data), CPU)
-    assert isinstance(device_data, HeldData)
+    assert isinstance(device_data, StreamedSamples)
     clients = torch.tensor([0, 5])  # 40 and 30 samples
     numbers = device_data.draw(clients, 7, 2, 3, seed=1)
     whole = DeviceData(data, CPU)
@@ -197,7 +198,7 @@ def test_only_drawn_samples_are_held(data):
 
 @pytest.mark.parametrize("block", [1, 2000, 10_000])
 def test_large_clients_are_read_in_blocks(block, data, monkeypatch):
-    monkeypatch.setattr(held, "_BLOCK", block)
+    monkeypatch.setattr(streamed, "_BLOCK", block)
     source = Counting(Arrays.of(data))
     device_data = on_device(demanded(source, data), CPU)
     source.asked.clear()

@@ -10,11 +10,11 @@ import pytest
 
 import report_runs
 from browser import Browser, find_chromium
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.report import page
 from everfed.report.data import page_data
-from everfed.simulate import RoundRecord
+from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.loop import RoundRecord
 
 chromium = find_chromium()
 pytestmark = pytest.mark.skipif(chromium is None, reason="no chromium, chromium-browser or google-chrome on the PATH")

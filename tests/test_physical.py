@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from everfed import Always, Greedy, InputError, UniformWindow, config, plan, presets
+from everfed import Always, Greedy, InputError, UniformWindow, plan, presets
 from everfed.energy.physical import DeviceFleet, DeviceGroup
+from everfed.run import config
 
 ROUND_S = 43_200.0
 

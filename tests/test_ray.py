@@ -21,17 +21,17 @@ import numpy as np
 import pytest
 import torch
 
-from everfed import sweep
 from everfed.cli import main
 from everfed.errors import ClusterError, EverfedWarning, InputError
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.compress import Qsgd
 from everfed.learning.models import Mlp
 from everfed.learning.optim import SGD, Adam
 from everfed.ray import OnCluster, connect, sharded, spread
 from everfed.ray.cluster import Cluster, ray
-from everfed.ray.state import apart, together
+from everfed.ray.state import merge_clients, split_clients
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.server import FedAWE, Scaffold, Varp
+from everfed.studies import sweep
 
 needs_ray = pytest.mark.skipif(ray is None, reason="Ray is not installed; pip install 'everfed[ray]' brings it")
 
@@ -154,9 +154,9 @@ def test_a_worker_and_then_a_machine_die_in_the_middle(two_nodes, nodes):
     assert close_to(alone, run)
     assert sum("a new one takes over" in note for note in notes) == 2, notes
     assert any("there is no room for a new one" in note for note in notes), notes
-    for client, values in apart(alone.trainer.state_dict()).items():
+    for client, values in split_clients(alone.trainer.state_dict()).items():
         for name, value in values.items():
-            assert np.allclose(apart(kept)[client][name], value, rtol=1e-3, atol=1e-6)
+            assert np.allclose(split_clients(kept)[client][name], value, rtol=1e-3, atol=1e-6)
 
 
 @needs_ray
@@ -226,17 +226,17 @@ def test_a_gpu_is_used_where_there_is_one():
 def test_state_comes_apart_and_together_again(trainer):
     run = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
     empty = run.trainer.state_dict()
-    assert apart(empty) == {}
+    assert split_clients(empty) == {}
     next(iter(run))  # the first round: not everybody has trained yet
     whole = run.trainer.state_dict()
-    kept = apart(whole)
+    kept = split_clients(whole)
     assert len(kept) < 12
     other = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
-    other.trainer.load_state_dict(together(kept, empty))
-    again = apart(other.trainer.state_dict())
+    other.trainer.load_state_dict(merge_clients(kept, empty))
+    again = split_clients(other.trainer.state_dict())
     assert again.keys() == kept.keys()
     assert all(np.array_equal(again[c][name], kept[c][name]) for c in kept for name in kept[c])
-    assert apart(whole, [0, 11]).keys() == {c for c in (0, 11) if c in kept}
+    assert split_clients(whole, [0, 11]).keys() == {c for c in (0, 11) if c in kept}
 
 
 def everfed(*arguments, **environment):

@@ -16,7 +16,6 @@ import report_runs
 from everfed.data.augment import CropFlip
 from everfed.data.datasets import DATASETS
 from everfed.errors import InputError
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.learning.optim import SGD
 from everfed.report import figure, page
@@ -24,6 +23,7 @@ from everfed.report.data import page_data
 from everfed.report.lines import curve, lines
 from everfed.report.raster import sample
 from everfed.report.style import styles
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.scheduling.policies import Bernoulli
 from everfed.server import Normalized
 

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 import report_runs
-from everfed.comparison import summarize
 from everfed.energy.battery import Books
 from everfed.report import table, with_measures
 from everfed.report.data import page_data
 from everfed.report.lines import lines
 from everfed.report.measures import ACCOUNTS, Unit, fairness, reached, wiggle
 from everfed.report.raster import sample
+from everfed.studies.comparison import summarize
 
 
 def test_fairness_is_jains_index_of_how_often_each_client_trained():

@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 import everfed as ef
-from everfed import config
 from everfed.auditing.variance import variance
 from everfed.data.on_demand import OnDemand
 from everfed.data.on_demand_sources import Generated
 from everfed.energy import battery as battery_module
 from everfed.energy.arrivals import Lump
 from everfed.energy.battery import Battery
-from everfed.learning import choose
 from everfed.learning.check import CannotTrainError
 from everfed.learning.rows import ClientRows
 from everfed.report.lines import show
+from everfed.run import config
+from everfed.trainers import choose
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import everfed as ef
-from everfed import config, seed_variance
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.models import Logistic
+from everfed.run import config
+from everfed.run.experiment import CycleFleet, Experiment
+from everfed.studies import seed_variance
 
 SIZES = {"split": 3.0, "init": 0.0, "batch": 1.0, "schedule": 2.0}
 

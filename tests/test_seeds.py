@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import everfed as ef
-from everfed import config
 from everfed.data import SPLITS, Dataset
 from everfed.data.datasets import Digits
 from everfed.data.on_demand_synthetic import Synthetic
 from everfed.data.partition import Dirichlet
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.compress import Qsgd
 from everfed.learning.models import Logistic
 from everfed.report.raster import batteries
+from everfed.run import config
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.scheduling.policies import Bernoulli
 from everfed.store import open_run, stored_rounds
-from everfed.sweep import folder_name
+from everfed.studies.sweep import folder_name
 
 KINDS = ("split", "init", "batch", "schedule")
 SMALL = Experiment(

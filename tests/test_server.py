@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import everfed as ef
-from everfed.learning.local import PlainTrained
+from everfed.learning.task import PlainTrained
 from everfed.server import (
     Echo,
     FedAU,
@@ -69,7 +69,7 @@ def replay(aggregator, rounds=range(ROUNDS), **how):
     return [play(aggregator, r, HISTORY[r], **how) for r in rounds]
 
 
-def weighed(coefficients, who, round):
+def weighted_sum(coefficients, who, round):
     """The sum of coefficient * delta, in float64."""
     return np.asarray(coefficients, np.float64) @ DELTAS[round][list(who)].double().numpy()
 
@@ -208,7 +208,7 @@ def test_bad_rules_are_refused(make, message):
 )
 def test_first_participants_weigh_what_the_rule_says(rule, coefficients):
     outcome = play(start(rule), 2, [0, 1, 3])
-    np.testing.assert_allclose(outcome.update.numpy(), weighed(coefficients, [0, 1, 3], 2), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outcome.update.numpy(), weighted_sum(coefficients, [0, 1, 3], 2), rtol=1e-5, atol=1e-6)
     assert outcome.weight == pytest.approx(sum(coefficients))
 
 
@@ -228,7 +228,7 @@ def windows(cycle, count):
 @pytest.mark.parametrize("cycle", [1, 2, 5, 7])
 def test_echo_weighs_by_the_place_in_the_window(cycle):
     slots = windows(cycle, 3)
-    weigher = Echo().weigher(len(slots))
+    weigher = Echo().weighting(len(slots))
     for r in range(3 * cycle):
         joining = np.flatnonzero((slots == r).any(axis=1))
         mean = weigher.factors(r, joining, np.ones(len(joining))).sum() / len(slots)
@@ -239,7 +239,7 @@ def test_echo_weighs_by_the_place_in_the_window(cycle):
 @pytest.mark.parametrize("cycle", [2, 5])
 def test_fedau_nears_the_cycle_as_one_over_the_windows_seen(cycle):
     slots = windows(cycle, 4)
-    weigher = FedAU(cutoff=2 * cycle - 1).weigher(len(slots))
+    weigher = FedAU(cutoff=2 * cycle - 1).weighting(len(slots))
     for r in range(4 * cycle):
         joining = np.flatnonzero((slots == r).any(axis=1))
         factors = weigher.factors(r, joining, np.ones(len(joining)))
@@ -254,7 +254,7 @@ def test_fedau_nears_the_cycle_as_one_over_the_windows_seen(cycle):
 
 
 def test_a_smaller_cutoff_than_the_gaps_makes_fedau_count_too_little():
-    weigher = FedAU(cutoff=3).weigher(1)
+    weigher = FedAU(cutoff=3).weighting(1)
     me, asked = np.array([0]), np.array([99.0])
     # Absent in rounds 0-7: two records of 3, and one of 3 as it joins in round 8; then a gap of 4: 3 and 1.
     got = [weigher.factors(r, me, asked)[0] for r in (8, 12, 13, 14)]
@@ -284,7 +284,7 @@ class SlowFedAU:
     joins=st.lists(st.lists(st.sampled_from([True, False, False, False]), min_size=3, max_size=3), max_size=60),
 )
 def test_fedau_is_the_rule_as_written(cutoff, joins):
-    fast, slow = FedAU(cutoff).weigher(3), SlowFedAU(3, cutoff)
+    fast, slow = FedAU(cutoff).weighting(3), SlowFedAU(3, cutoff)
     for r, row in enumerate(joins):
         joining = np.flatnonzero(row)
         expected = slow.round(joining.tolist())
@@ -399,7 +399,7 @@ def test_ht_varp_is_unbiased_with_the_variance_stated(memory):
         chance = math.prod(1 / CYCLES[i] if i in who else 1 - 1 / CYCLES[i] for i in (1, 2, 3))
         outcomes.append((chance, play(server, 1, who)))
     mean = sum(chance * o.update.double() for chance, o in outcomes)
-    np.testing.assert_allclose(mean.numpy(), weighed(SHARES, range(4), 1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean.numpy(), weighted_sum(SHARES, range(4), 1), rtol=1e-5, atol=1e-6)
     assert sum(chance * o.weight for chance, o in outcomes) == pytest.approx(1.0)
     variance = sum(chance * (o.update.double() - mean).square().sum().item() for chance, o in outcomes)
     left = (DELTAS[1] - memory * DELTAS[0]).double().square().sum(dim=1).numpy()

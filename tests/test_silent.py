@@ -20,8 +20,8 @@ from everfed.cli import main
 from everfed.energy.battery import Storage
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning
-from everfed.experiment import CycleFleet, Experiment
 from everfed.report.data import page_data
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.scheduling import silent
 from everfed.scheduling.plan import Schedule, participations
 from everfed.scheduling.table import POLICIES

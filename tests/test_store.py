@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import everfed as ef
-from everfed import config
 from everfed.errors import DivergenceError, EverfedWarning, InputError
-from everfed.experiment import CycleFleet, Experiment
+from everfed.run import config
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import StoreError, open_run, stored_rounds
 from everfed.store.checkpoint import checkpoints, load_checkpoints, save_checkpoint
 from everfed.store.records import RecordsFile, read_records
@@ -285,7 +285,7 @@ def test_a_full_disk_stops_with_a_message_and_loses_nothing_before_the_checkpoin
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_kib * 1024}, {limit_kib * 1024}))\n"
         "from pathlib import Path\n"
-        "from everfed import config\n"
+        "from everfed.run import config\n"
         "from everfed.store import StoreError, stored_rounds\n"
         "experiment = config.from_dict(config.read(Path(sys.argv[1])))\n"
         "try:\n"

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from everfed import EverfedWarning, InputError, config
-from everfed.comparison import summarize
+from everfed import EverfedWarning, InputError
 from everfed.energy.physical import DeviceFleet, DeviceGroup
-from everfed.experiment import Experiment
 from everfed.learning.models import Mlp
 from everfed.report import table, with_measures
 from everfed.report.data import page_data
+from everfed.run import config
+from everfed.run.experiment import Experiment
 from everfed.store import open_run, stored_rounds
-from everfed.sweep import folder_name, plan_runs, run_all
+from everfed.studies.comparison import summarize
+from everfed.studies.sweep import folder_name, plan_runs, run_all
 
 pytestmark = pytest.mark.filterwarnings("ignore::everfed.EverfedWarning")
 PLAIN = {"device": "esp32", "radio": "none", "switched_off": True, "battery_wh": 1.0}

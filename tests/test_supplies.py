@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from everfed import EverfedWarning, Greedy, InputError, config, plan
+from everfed import EverfedWarning, Greedy, InputError, plan
 from everfed.energy import devices
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.energy.profile import Profile
 from everfed.energy.solar import site_power
 from everfed.energy.trace import Series, per_round_repeated
-from everfed.experiment import Experiment
+from everfed.run import config
+from everfed.run.experiment import Experiment
 
 HOUR, DAY = 3600.0, 86_400.0
 PLAIN = {"device": "esp32", "radio": "none", "switched_off": True, "charging": 1.0, "discharging": 1.0}

@@ -9,9 +9,9 @@ import pytest
 
 import everfed as ef
 from everfed.errors import InputError, MissingExtraError
-from everfed.experiment import CycleFleet, Experiment
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import open_run, stored_rounds
-from everfed.trackers import tracked
+from everfed.store.trackers import tracked
 
 SMALL = Experiment(fleet=CycleFleet(4, (1, 2)), rounds=8, eval_every=2, device="cpu", client=ef.SGD(0.1))
 

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 import everfed as ef
-from everfed import config, presets, tuning
+from everfed import presets
 from everfed.data import Dataset
 from everfed.data.datasets import Digits
-from everfed.experiment import CycleFleet, Experiment
 from everfed.learning.models import Logistic
+from everfed.run import config
+from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import StoreError, open_run, stored_rounds
-from everfed.sweep import plan_runs, run_all
-from everfed.tuning import Trial, tune
+from everfed.studies import tuning
+from everfed.studies.sweep import plan_runs, run_all
+from everfed.studies.tuning import Trial, tune
 
 QUICK = Experiment(fleet=CycleFleet(6, (1, 2)), model=Logistic(), rounds=5, eval_every=1, device="cpu")
 METHODS = ["algorithm1", "greedy"]

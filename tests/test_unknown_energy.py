@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everfed import Fleet, Greedy, InputError, UniformWindow, audit, config, plan
+from everfed import Fleet, Greedy, InputError, UniformWindow, audit, plan
 from everfed.energy import BernoulliArrivals, Changing, Lump, Markov
 from everfed.energy.battery import Storage
 from everfed.energy.profile import Profile
-from everfed.experiment import CycleFleet
+from everfed.run import config
+from everfed.run.experiment import CycleFleet
 from everfed.scheduling import Clients, KnownArrivals, Outlook, Schedule, SelfWeighted, View
 from everfed.server import FedAU
 
@@ -219,7 +220,7 @@ class TestMisjudgedRates:
 class TestFedAU:
     def test_its_path_with_the_cutoff_worked_out_by_hand(self):
         """Present in rounds 0, 2, 9, 10, cutoff 3. Records: 1, 2, cut 3 and 3 in absence, then 1."""
-        weigher, one = FedAU(cutoff=3).weigher(1), np.array([0])
+        weigher, one = FedAU(cutoff=3).weighting(1), np.array([0])
         factors = [float(weigher.factors(r, one, np.ones(1))[0]) for r in (0, 2, 9, 10)]
         # The means before each: none yet, 1, (1 + 2 + 3 + 3) / 4, (1 + 2 + 3 + 3 + 1) / 5.
         assert factors == pytest.approx([1.0, 1.0, 2.25, 2.0])
@@ -236,7 +237,7 @@ class TestFedAU:
         """After m records the weight is E - (E - 1 - J) / m, J the last slot: exact, and no noise beyond it."""
         fleet, e = Fleet.from_cycles([7]), 7
         slots = [s.round for s in plan(fleet, UniformWindow(scaled=False), 140, seed=5) if len(s.clients)]
-        weigher, one = FedAU(cutoff=2 * e - 1).weigher(1), np.array([0])
+        weigher, one = FedAU(cutoff=2 * e - 1).weighting(1), np.array([0])
         factors = [float(weigher.factors(r, one, np.ones(1))[0]) for r in slots]
         expected = [1.0] + [e - (e - 1 - slot % e) / (m + 1) for m, slot in enumerate(slots[:-1])]
         assert factors == pytest.approx(expected)

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everfed import Sum, config, presets
+from everfed import Sum, presets
 from everfed.data.datasets import load
-from everfed.experiment import CycleFleet
 from everfed.methods import METHODS
+from everfed.run import config
+from everfed.run.experiment import CycleFleet
 from everfed.server import ServerMomentum, ServerSGD, Varp
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "variance.py"

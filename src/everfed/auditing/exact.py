@@ -85,7 +85,7 @@ def round_laws(fleet: Fleet, policy: Policy, rounds: int, server: ServerRule | N
     run_law = law_of(fleet, policy, rounds)
     if run_law is None or server is None:
         return run_law.rounds() if run_law else None
-    everybody, weigher = np.arange(len(fleet)), server.weigher(len(fleet))
+    everybody, weigher = np.arange(len(fleet)), server.weighting(len(fleet))
     return (law._replace(scale=weigher.factors(r, everybody, law.scale)) for r, law in enumerate(run_law.rounds()))
 
 

@@ -77,7 +77,7 @@ class Tally:
         per_seed = np.zeros((int(np.prod(shape[:-1], dtype=np.int64)), n))
         last = np.full(per_seed.size, -1, np.int64)
         # One weigher for all seeds: client i of seed s is number s * N + i.
-        weigher = self.server.weigher(per_seed.size) if self.server else None
+        weigher = self.server.weighting(per_seed.size) if self.server else None
         for r in range(self.rounds):
             join, scale = schedule.step(r)
             join = join.reshape(per_seed.shape)

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from everfed import sweep
 from everfed.cli.options import ENGINES
 from everfed.errors import InputError, unknown
-from everfed.experiment import Experiment
-from everfed.simulate import Simulation
+from everfed.run.experiment import Experiment
+from everfed.run.loop import Simulation
+from everfed.studies import sweep
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from everfed import config
 from everfed.auditing import Audit
 from everfed.auditing import audit as run_audit
 from everfed.cli import options as o
@@ -20,11 +19,12 @@ from everfed.cli.screen import Screen
 from everfed.energy import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
-from everfed.experiment import Experiment
 from everfed.learning.compress import AdaptiveQsgd
+from everfed.run import config
+from everfed.run.experiment import Experiment
+from everfed.run.loop import resolve_device
 from everfed.scheduling import PlanStep
 from everfed.scheduling import plan as make_plan
-from everfed.simulate import resolve_device
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)

@@ -15,16 +15,18 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from everfed import config, presets
+from everfed import presets
 from everfed.data import DATASETS, SPLITS
 from everfed.energy import ARRIVALS
 from everfed.errors import InputError, lookup, unknown
-from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES, TRAINERS
+from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES
 from everfed.learning.precision import PRECISIONS
 from everfed.methods import METHODS
-from everfed.sweep import COMPARED as _COMPARED
-from everfed.sweep import overwritten
-from everfed.trackers import TRACKERS
+from everfed.run import config
+from everfed.store.trackers import TRACKERS
+from everfed.studies.sweep import COMPARED as _COMPARED
+from everfed.studies.sweep import overwritten
+from everfed.trainers.choose import TRAINERS
 
 _FLEET, _TRAINING, _OUTPUT, CLUSTER = "Fleet", "Training", "Output", "Cluster"
 ENGINES = ("local", "ray")

@@ -11,18 +11,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from everfed import config, report
+from everfed import report
 from everfed.cli import options as o
 from everfed.cli.engine import maker
 from everfed.cli.screen import Screen, Stop, watched
-from everfed.experiment import Experiment
 from everfed.report.lines import evaluated_on
-from everfed.simulate import Simulation
+from everfed.run import config
+from everfed.run.experiment import Experiment
+from everfed.run.loop import Simulation
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.environment import training
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
-from everfed.sweep import folder_name
-from everfed.trackers import tracked
+from everfed.store.trackers import tracked
+from everfed.studies.sweep import folder_name
 
 
 @o.takes_experiment("digits", o.ONE_METHOD)

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from everfed import config, presets, report
+from everfed import presets, report
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.errors import InputError
+from everfed.run import config
 from everfed.store import StoredRun, find_runs, open_run
 
 _Paths = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]

@@ -24,9 +24,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from everfed import sweep
 from everfed.errors import EverfedWarning
-from everfed.simulate import RoundRecord
+from everfed.run.loop import RoundRecord
+from everfed.studies import sweep
 
 _BARS = "▁▂▃▄▅▆▇█"
 

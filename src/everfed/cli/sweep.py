@@ -11,16 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from everfed import config, report, sweep
+from everfed import report
 from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.cli.tune import TUNE_SEEDS, trial_table, tuned
-from everfed.comparison import differences, incomparable, reference_of, summarize, unfinished
 from everfed.errors import InputError, some
+from everfed.run import config
 from everfed.store import StoredRun
 from everfed.store.checkpoint import write_atomically
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
+from everfed.studies import sweep
+from everfed.studies.comparison import differences, incomparable, reference_of, summarize, unfinished
 
 
 @o.takes_experiment("digits")

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from everfed import sweep
 from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.report.lines import show
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
-from everfed.tuning import MOST_STEPS, SEEDS, VALIDATION, Trial, Tuned, tune
+from everfed.studies import sweep
+from everfed.studies.tuning import MOST_STEPS, SEEDS, VALIDATION, Trial, Tuned, tune
 
 TUNE_SEEDS = f"{SEEDS[0]}:{SEEDS[-1] + 1}"
 Where = tuple[str, str | None, int]  # engine, address, jobs

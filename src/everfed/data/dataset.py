@@ -19,7 +19,7 @@ from everfed.errors import InputError, lookup, unknown
 from everfed.random import Purpose, check_seed, permutation
 
 
-class Unowned(ABC):
+class CentralDataset(ABC):
     """Samples that nobody owns yet: in memory (`Dataset`), or made on demand."""
 
     @abstractmethod
@@ -28,7 +28,7 @@ class Unowned(ABC):
     ) -> FederatedData | OnDemand:
         """Hand every training sample to exactly one client, by a split such as ByEnergy(strength=0.5)."""
 
-    def hold_out(self, part: float, seed: int = 0) -> Unowned:
+    def hold_out(self, part: float, seed: int = 0) -> CentralDataset:
         """The same with a part of the training samples in the test set's place: to choose settings by.
 
         The test set itself is no longer there, so nothing that is chosen can depend on it.
@@ -52,7 +52,7 @@ class Unowned(ABC):
 
 
 @dataclass(frozen=True)
-class Dataset(Unowned):
+class Dataset(CentralDataset):
     """A data set in memory."""
 
     name: str

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from everfed.data.dataset import Dataset, Unowned
+from everfed.data.dataset import CentralDataset, Dataset
 from everfed.data.images import Cifar10, FashionMnist, Mnist
 from everfed.data.on_demand_synthetic import Synthetic
 from everfed.errors import MissingExtraError, lookup
@@ -26,7 +26,7 @@ def load(name: str) -> Dataset:
 class Source(Protocol):
     """The shape of every data set in `DATASETS`. Fields are its options."""
 
-    def load(self) -> Unowned: ...
+    def load(self) -> CentralDataset: ...
 
 
 @dataclass(frozen=True)

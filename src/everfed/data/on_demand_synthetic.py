@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Ints
-from everfed.data.dataset import Unowned
+from everfed.data.dataset import CentralDataset
 from everfed.data.on_demand import OnDemand, Samples
 from everfed.data.partition import ByEnergy, Iid, Split
 from everfed.energy.fleet import Fleet
@@ -38,18 +38,18 @@ class Synthetic:
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; synthetic data need at least {least}.")
 
-    def load(self) -> MadeUp:
-        return MadeUp(self)
+    def load(self) -> SyntheticDataset:
+        return SyntheticDataset(self)
 
 
 @dataclass(frozen=True)
-class MadeUp(Unowned):
+class SyntheticDataset(CentralDataset):
     """Synthetic data before anybody owns them."""
 
     options: Synthetic
     tested_on: int = _TEST
 
-    def hold_out(self, part: float, seed: int = 0) -> MadeUp:
+    def hold_out(self, part: float, seed: int = 0) -> SyntheticDataset:
         """Samples are made up without end, so none has to be taken from training."""
         return replace(self, tested_on=_VALIDATION)
 

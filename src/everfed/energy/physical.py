@@ -33,7 +33,7 @@ class Encoding(Protocol):
         """Bits a number among which a device may choose."""
         ...
 
-    def sent(self, bits: int) -> float:
+    def size_ratio(self, bits: int) -> float:
         """The size of a message, as a part of the model's."""
         ...
 
@@ -126,7 +126,7 @@ class DeviceFleet:
         offered = sorted(encoding.choices(), reverse=True) if encoding else [0]
         options = []
         for bits in offered:
-            sized = [self._group(g, local_steps, encoding.sent(bits) if encoding else 1.0) for g in self.groups]
+            sized = [self._group(g, local_steps, encoding.size_ratio(bits) if encoding else 1.0) for g in self.groups]
             # What one group cannot send or pay for in a round is no choice of its; the fewest bits must do.
             if bits == offered[-1]:
                 for found in sized:
@@ -165,7 +165,9 @@ class DeviceFleet:
             chosen = None if fleet.message_bits is None else fleet.message_bits[mine]
             bits = None if chosen is None else (int(chosen.min()), int(chosen.max()))
             standby_j = float(np.broadcast_to(storage.standby, len(fleet))[first] * fleet.unit_j[first])
-            cost = self._cost(g, local_steps, encoding.sent(int(chosen[0])) if encoding and chosen is not None else 1.0)
+            cost = self._cost(
+                g, local_steps, encoding.size_ratio(int(chosen[0])) if encoding and chosen is not None else 1.0
+            )
             found.append(
                 Assumptions(
                     self.labels[number], g.count, float(fleet.unit_j[first]), float(means[mine].mean()), standby_j,

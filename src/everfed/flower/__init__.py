@@ -17,6 +17,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from everfed.flower.client import client_app
     from everfed.flower.identity import Roster
+    from everfed.flower.limits import RoundLimits
     from everfed.flower.loopback import Loopback
     from everfed.flower.meters import FromCommand, FromFile, PowerSupply
     from everfed.flower.mod import EnergyMod
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from everfed.flower.server import server_app
     from everfed.flower.sources import Measured, Simulated
     from everfed.flower.strategy import EnergyStrategy
-    from everfed.flower.terms import Terms
 
 _HOMES = {
     "EnergyMod": "mod",
@@ -36,7 +36,7 @@ _HOMES = {
     "PowerSupply": "meters",
     "Roster": "identity",
     "Simulated": "sources",
-    "Terms": "terms",
+    "RoundLimits": "terms",
     "client_app": "client",
     "remote_run": "remote",
     "server_app": "server",
@@ -51,8 +51,8 @@ __all__ = [
     "Measured",
     "PowerSupply",
     "Roster",
+    "RoundLimits",
     "Simulated",
-    "Terms",
     "client_app",
     "remote_run",
     "server_app",

@@ -22,14 +22,14 @@ from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower.identity import client_of
-from everfed.flower.memory import Arrays, Memory
 from everfed.flower.messages import Ask
 from everfed.flower.mod import EnergyMod
+from everfed.flower.node_state import Arrays, Memory
 from everfed.flower.sources import Choice, EnergySource, Simulated, Solo
 from everfed.scheduling.policies import Policy
 
 if TYPE_CHECKING:
-    from everfed.experiment import Experiment
+    from everfed.run.experiment import Experiment
 
 Samples = Callable[[int], tuple[Any, Any]]
 _PLAN = "plan"
@@ -63,9 +63,9 @@ class _Client(EnergyMod):
         kept = memory.load(_PLAN) if self.given is None else None
         if kept is not None and ask.round < len(kept["join"]):
             return _read(kept, ask.round)
-        from everfed.flower.described import described
+        from everfed.flower.load import load_experiment
 
-        experiment = described(self.experiment, context.run_config)
+        experiment = load_experiment(self.experiment, context.run_config)
         self.policy = experiment.policy
         if self.given is not None:
             self.energy = self.given
@@ -83,13 +83,13 @@ class _Client(EnergyMod):
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            from everfed.flower.described import described
+            from everfed.flower.load import load_experiment
             from everfed.flower.local import LocalTraining
 
             ask = Ask.of(message.content)
             if ask is None:
                 raise InputError("the message does not say which round it is of; the server must be everfed's.")
-            experiment = described(self.experiment, context.run_config)
+            experiment = load_experiment(self.experiment, context.run_config)
             memory = self.memory(context)
             local = LocalTraining(experiment, client_of(context), self.samples, memory)
             return local.reply(message, ask, memory)
@@ -121,7 +121,7 @@ def fingerprint(experiment: Experiment | Path | str, run_config: Mapping[str, An
     """A short name of an experiment, the same on every device: what is kept of one run is not used in another."""
     content = Path(experiment).read_bytes() if isinstance(experiment, Path | str) else None
     if content is None or b"trace" in content:  # what a file names is part of it
-        from everfed import config  # loads torch, which a device without traces need not wait for
+        from everfed.run import config  # loads torch, which a device without traces need not wait for
 
         whole = experiment if content is None else config.from_dict(config.read(Path(str(experiment))))
         content = config.identity(whole).encode()  # type: ignore[arg-type]

@@ -12,10 +12,10 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError
-from everfed.experiment import Experiment
 from everfed.flower.client import Samples
-from everfed.flower.memory import Memory
 from everfed.flower.messages import ARRAYS, METRICS, Ask, Vector, as_record
+from everfed.flower.node_state import Memory
+from everfed.run.experiment import Experiment
 
 _KEPT = "trainer"
 _CHECKED = "checked"

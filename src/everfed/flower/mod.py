@@ -10,8 +10,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from everfed.flower.identity import client_of
-from everfed.flower.memory import Memory
 from everfed.flower.messages import RECORD, Answer, Ask, reply
+from everfed.flower.node_state import Memory
 from everfed.flower.sources import Choice, EnergySource
 from everfed.scheduling.policies import Policy
 

@@ -20,9 +20,9 @@ from everfed.errors import InputError
 from everfed.flower.checks import RefusedError, Update, check_answer, read_update
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
+from everfed.flower.limits import RoundLimits, fair_scales, spends_at_most
 from everfed.flower.messages import ARRAYS, CONFIG, QUERY, RECORD, TRAIN, Answer, Ask, Vector, as_record, message
-from everfed.flower.post import exchange, failure
-from everfed.flower.terms import Terms, fair_scales, spends_at_most
+from everfed.flower.transport import failure, send_and_collect
 from everfed.scheduling.policies import Policy
 
 log = logging.getLogger("flwr.everfed")  # Flower shows what its own loggers say
@@ -49,7 +49,7 @@ class Opened:
     began: float
 
 
-class Protocol:
+class RoundServer:
     """The rounds of one run, seen from the server. Nothing in it waits longer than its deadlines."""
 
     def __init__(
@@ -59,11 +59,11 @@ class Protocol:
         shares: Floats,
         seed: int = 0,
         *,
-        terms: Terms | None = None,
+        terms: RoundLimits | None = None,
         roster: Roster | None = None,
         folder: Path | None = None,
     ) -> None:
-        self.fleet, self.policy, self.terms = fleet, policy, terms or Terms()
+        self.fleet, self.policy, self.terms = fleet, policy, terms or RoundLimits()
         self.roster, self.ledger = roster or Roster(), Ledger(shares, folder)
         if policy.coordinated and not self.terms.two_phase:
             raise InputError("this policy waits for the server's leave, so its clients must be asked first: two_phase.")
@@ -86,7 +86,7 @@ class Protocol:
     def round(self, grid: Grid, round: int, model: Vector, shapes: Shapes) -> Collected:
         """One round; model: the flat parameters to train from, float32."""
         opened = self.open(grid, round, model, shapes)
-        return self.close(opened, exchange(grid, opened.messages, self.terms.train_s))
+        return self.close(opened, send_and_collect(grid, opened.messages, self.terms.train_s))
 
     def open(
         self, grid: Grid, round: int, model: Vector, shapes: Shapes, config: Mapping[str, Any] | None = None
@@ -127,7 +127,7 @@ class Protocol:
         """Who wishes to train, and may: their nodes, with what they said."""
         began = time.monotonic()
         out = [self._message(QUERY, node, entry.round, {}) for node in nodes]
-        replies = exchange(grid, out, self._patience(QUERY))
+        replies = send_and_collect(grid, out, self._patience(QUERY))
         self.begun = True
         entry.query_s = time.monotonic() - began
         wishes: dict[int, tuple[int, Answer]] = {}

@@ -21,22 +21,22 @@ from torch import Tensor
 from everfed.arrays import Ints
 from everfed.data.federated import FederatedData
 from everfed.errors import InputError
-from everfed.experiment import Experiment
 from everfed.flower.checks import Update
 from everfed.flower.identity import Roster
-from everfed.flower.protocol import Protocol
-from everfed.flower.terms import Terms
+from everfed.flower.limits import RoundLimits
+from everfed.flower.protocol import RoundServer
 from everfed.learning.check import Check
-from everfed.learning.local import PlainTrained, Trained
+from everfed.learning.task import PlainTrained, Trained
+from everfed.run.experiment import Experiment
+from everfed.run.loop import RoundRecord, Simulation
 from everfed.scheduling.plan import PlanStep
-from everfed.simulate import RoundRecord, Simulation
 from everfed.store import stored_rounds
 
 
 class RemoteRounds:
     """In the place of a schedule: rounds as the clients live them."""
 
-    def __init__(self, run: Simulation, protocol: Protocol, grid: Grid) -> None:
+    def __init__(self, run: Simulation, protocol: RoundServer, grid: Grid) -> None:
         self.run, self.protocol, self.grid, self.fleet = run, protocol, grid, protocol.fleet
         layout = run.layout
         self.shapes = {name: tuple(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
@@ -95,7 +95,7 @@ def remote_run(
     grid: Grid,
     *,
     data: FederatedData | None = None,
-    terms: Terms | None = None,
+    terms: RoundLimits | None = None,
     roster: Roster | None = None,
     folder: Path | None = None,
 ) -> Simulation:
@@ -117,7 +117,7 @@ def remote_run(
             "this server rule starts each client from a model of its own, and over the network all are sent the same; "
             "choose another, such as echo, or simulate it with '--engine local'."
         )
-    protocol = Protocol(
+    protocol = RoundServer(
         experiment.make_fleet(), experiment.policy, run.data.shares(), experiment.seeds.schedule,
         terms=terms, roster=roster, folder=folder,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def remote_run(
 
 def stored_remote_rounds(
     experiment: Experiment, grid: Grid, folder: Path, **settings: Any
-) -> Iterator[tuple[RoundRecord, Protocol]]:
+) -> Iterator[tuple[RoundRecord, RoundServer]]:
     """The same in a run folder, with a checkpoint after every round; killed and called again, it goes on there."""
     made: list[Simulation] = []
 

@@ -12,11 +12,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from everfed.data.federated import FederatedData
-from everfed.flower.described import Described, described
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Ledger
+from everfed.flower.limits import RoundLimits
+from everfed.flower.load import Described, load_experiment
 from everfed.flower.remote import stored_remote_rounds
-from everfed.flower.terms import Terms
 from everfed.store.checkpoint import write_atomically
 from everfed.store.folder import is_running
 
@@ -28,7 +28,7 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
 
     The run's configuration says the rest: `folder` (where to write; an interrupted run goes on there),
     `keys` (a folder of the clients' public keys; without it nodes are believed), `set` (changes to the
-    experiment) and the names of `Terms` with dashes (`query-s`, `train-s`, ...).
+    experiment) and the names of `RoundLimits` with dashes (`query-s`, `train-s`, ...).
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
     """
     app = ServerApp()
@@ -36,12 +36,12 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = dict(context.run_config)
-        chosen = described(experiment, settings)
+        chosen = load_experiment(experiment, settings)
         folder = Path(str(settings.get("folder") or "everfed-out/flower")).expanduser()
         keys = settings.get("keys")
         roster = Roster.read(Path(str(keys)).expanduser()) if keys else None
         own = ("folder", "keys", "set")
-        terms = Terms.of({key: value for key, value in settings.items() if key not in own})
+        terms = RoundLimits.of({key: value for key, value in settings.items() if key not in own})
         _await_folder(folder, terms.wait_s)
         for record, protocol in stored_remote_rounds(chosen, grid, folder, data=data, terms=terms, roster=roster):
             entry = protocol.ledger.entries[-1]

@@ -17,9 +17,9 @@ from everfed.arrays import Bools
 from everfed.energy.battery import TOLERANCE, Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
-from everfed.flower.memory import Memory
 from everfed.flower.messages import Ask
 from everfed.flower.meters import Meter, MeterError
+from everfed.flower.node_state import Memory
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Clients, Policy, View
 

@@ -23,11 +23,11 @@ from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower.identity import Roster
+from everfed.flower.limits import RoundLimits
 from everfed.flower.messages import Vector, as_record
-from everfed.flower.post import exchange
-from everfed.flower.protocol import Collected, Opened, Protocol, Shapes
-from everfed.flower.terms import Terms
-from everfed.learning.local import PlainTrained
+from everfed.flower.protocol import Collected, Opened, RoundServer, Shapes
+from everfed.flower.transport import send_and_collect
+from everfed.learning.task import PlainTrained
 from everfed.scheduling.policies import Policy
 from everfed.server import ServerOptimizer, ServerRule, ServerSGD, Setting, Sum
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, save_checkpoint
@@ -51,7 +51,7 @@ class EnergyStrategy(Strategy):
         server: ServerRule | None = None,
         server_optimizer: ServerOptimizer | None = None,
         seed: int = 0,
-        terms: Terms | None = None,
+        terms: RoundLimits | None = None,
         roster: Roster | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class EnergyStrategy(Strategy):
             raise InputError(f"shares must be one number for each of {len(fleet)} clients, 1 in all.")
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-        self.protocol = Protocol(fleet, policy, weights, seed, terms=terms, roster=roster, folder=folder)
+        self.protocol = RoundServer(fleet, policy, weights, seed, terms=terms, roster=roster, folder=folder)
         self.shares, self.folder = weights, folder
         self.server, self.optimizer = server or Sum(), server_optimizer or ServerSGD()
         self.opened: Opened | None = None
@@ -135,7 +135,7 @@ class EnergyStrategy(Strategy):
             self.protocol.back_to = number
             arrays = as_record(self.flat, self.shapes)
             messages = list(self.configure_train(number + 1, arrays, train_config or ConfigRecord(), grid))
-            replies = exchange(grid, messages, self.protocol.terms.train_s)
+            replies = send_and_collect(grid, messages, self.protocol.terms.train_s)
             made, metrics = self.aggregate_train(number + 1, replies.values())
             assert made is not None
             assert metrics is not None

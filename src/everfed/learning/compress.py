@@ -20,7 +20,7 @@ from torch import Tensor
 
 from everfed.arrays import Ints
 from everfed.errors import InputError
-from everfed.learning.local import PlainTrained, Trained
+from everfed.learning.task import PlainTrained, Trained
 from everfed.random import Purpose, philox
 
 FULL = 32  # bits of a number as it is
@@ -33,7 +33,7 @@ class Compressor(Protocol):
         """Bits a number among which each device takes what suits its energy; one: no choice."""
         ...
 
-    def sent(self, bits: int) -> float:
+    def size_ratio(self, bits: int) -> float:
         """The size of a message, as a part of the uncompressed one."""
         ...
 
@@ -51,7 +51,7 @@ class Whole:
     def choices(self) -> tuple[int, ...]:
         return (FULL,)
 
-    def sent(self, bits: int) -> float:
+    def size_ratio(self, bits: int) -> float:
         return 1.0
 
     def noise(self, bits: int) -> float:
@@ -71,7 +71,7 @@ class _Quantising:
         if self.bucket < 1:
             raise InputError(f"bucket is {self.bucket}; a bucket holds at least one number.")
 
-    def sent(self, bits: int) -> float:
+    def size_ratio(self, bits: int) -> float:
         return 1.0 if bits >= FULL else bits / FULL + 1.0 / self.bucket
 
     def noise(self, bits: int) -> float:
@@ -135,7 +135,7 @@ class RandK:
     def choices(self) -> tuple[int, ...]:
         return (FULL,)
 
-    def sent(self, bits: int) -> float:
+    def size_ratio(self, bits: int) -> float:
         return self.keep
 
     def noise(self, bits: int) -> float:
@@ -157,7 +157,9 @@ COMPRESSORS: dict[str, type[Any]] = {
 }
 
 
-def sent(results: Iterable[Trained], how: Compressor, bits: Ints | None, round: int, seed: int) -> Iterator[Trained]:
+def compress_all(
+    results: Iterable[Trained], how: Compressor, bits: Ints | None, round: int, seed: int
+) -> Iterator[Trained]:
     """Results as they arrive at the server. bits: each client's of the fleet, if they chose."""
     if isinstance(how, Whole):
         yield from results

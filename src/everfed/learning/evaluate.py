@@ -17,8 +17,8 @@ from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.energy.fleet import Fleet
 from everfed.learning.layout import Layout
-from everfed.learning.local import Loss, own_tensor
 from everfed.learning.precision import autocast
+from everfed.learning.task import Loss, own_tensor
 
 # Test samples per forward pass: bounds the memory of an evaluation.
 _BATCH = 2048

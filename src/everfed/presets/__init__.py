@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from everfed import config
 from everfed.errors import lookup
+from everfed.run import config
 
 
 def texts() -> dict[str, str]:

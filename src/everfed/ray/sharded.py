@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 
 from everfed.errors import InputError
-from everfed.experiment import Experiment
 from everfed.learning.compress import Whole
 from everfed.ray.cluster import Cluster, ray
 from everfed.ray.pool import Pool
 from everfed.ray.trainer import STATE_PLACES, ShardedTrainer
 from everfed.ray.worker import actor
-from everfed.simulate import Simulation, resolve_device
+from everfed.run.experiment import Experiment
+from everfed.run.loop import Simulation, resolve_device
 
 
 def on_driver(experiment: Experiment, on_gpu: bool) -> Experiment:

@@ -14,7 +14,7 @@ import torch
 from everfed.errors import ClusterError, EverfedWarning
 from everfed.ray.cluster import Cluster, cause, end, lost, ray
 from everfed.store.folder import is_running
-from everfed.sweep import Planned, Progress, execute, longest_first
+from everfed.studies.sweep import Planned, Progress, execute, longest_first
 
 _EVERY_S = 0.5  # how often a run tells how far it is, and asks whether to stop
 _DYING_S = 30.0  # how long a lost worker may still hold its run's folder

@@ -1,7 +1,7 @@
 """Clients' optimiser state on its way between trainers, taken apart client by client.
 
 Trainers keep it in one of two forms (tables with a row a client, or tensors named after the client);
-apart, it can be moved, and put together again on another machine.
+split_clients, it can be moved, and put together again on another machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kept = dict[int, dict[str, npt.NDArray[Any]]]
 _ROWS = "row_of"
 
 
-def apart(state: dict[str, Tensor], clients: Iterable[int] | None = None) -> Kept:
+def split_clients(state: dict[str, Tensor], clients: Iterable[int] | None = None) -> Kept:
     """A trainer's state, client by client; clients: these alone, as far as they have any."""
     plain = {name: value.detach().cpu().numpy() for name, value in state.items()}
     wanted = None if clients is None else {int(client) for client in clients}
@@ -37,7 +37,7 @@ def apart(state: dict[str, Tensor], clients: Iterable[int] | None = None) -> Kep
     return kept
 
 
-def together(kept: Kept, like: dict[str, Tensor]) -> dict[str, Tensor]:
+def merge_clients(kept: Kept, like: dict[str, Tensor]) -> dict[str, Tensor]:
     """The state that a trainer of the same kind loads; like: the state of any such trainer."""
     if _ROWS not in like:
         return {f"{c}.{name}": torch.tensor(v) for c, values in kept.items() for name, v in values.items()}

@@ -22,10 +22,10 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning, InputError
 from everfed.learning.check import Check
-from everfed.learning.local import PlainTrained, Trained
+from everfed.learning.task import PlainTrained, Trained
 from everfed.ray.cluster import ray
 from everfed.ray.pool import Call, Pool
-from everfed.ray.state import Kept, apart, together
+from everfed.ray.state import Kept, merge_clients, split_clients
 from everfed.ray.worker import About, Order, Reply
 
 STATE_PLACES = ("worker", "driver")
@@ -133,10 +133,10 @@ class ShardedTrainer:
     def state_dict(self) -> dict[str, Tensor]:
         """The same as one process would save: a run may go on with another engine."""
         self._copy()
-        return together(self.kept, self.about[0].like)
+        return merge_clients(self.kept, self.about[0].like)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.kept = apart(state)
+        self.kept = split_clients(state)
         self.since = [[] for _ in self.since]
         if self.place == "worker" and self.kept:
             calls: dict[int, Call] = {s: c[0] for s in range(self.shares) if (c := self._recovery(s))}
@@ -164,7 +164,7 @@ class _Sums:
             "so with 'remembers = True'."
         )
 
-    def weighed(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
+    def weighted_sum(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
         finite = torch.zeros(len(self.clients), dtype=torch.bool, device=self.params.device)
         parts = {}
         for places, reply in self.trainer.replies(self.params, self.clients, self.round, coefficients, skip):

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning
-from everfed.experiment import Experiment
+from everfed.learning.budget import CPU_CEILING, free_memory
 from everfed.learning.check import Check
-from everfed.learning.memory import CPU_CEILING, free_memory
-from everfed.ray.state import Kept, apart, together
+from everfed.ray.state import Kept, merge_clients, split_clients
+from everfed.run.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Worker:
 
     def train(self, params: npt.NDArray[np.float32], order: Order) -> Reply:
         if order.kept is not None:
-            self.trainer.load_state_dict(together(order.kept, self.like))
+            self.trainer.load_state_dict(merge_clients(order.kept, self.like))
         results: list[Tensor] = []
         losses, finite, done = [], [], 0
         start = torch.tensor(params, device=self.device)
@@ -74,7 +74,7 @@ class Worker:
                 results.append(trained.deltas.cpu().clone())
             else:
                 here = order.coefficients[done : done + len(trained.clients)]
-                part, good = trained.weighed(here, skip=order.skip)
+                part, good = trained.weighted_sum(here, skip=order.skip)
                 results = [results[0].add_(part) if results else part.clone()]
                 finite.append(good.cpu())
             losses.append(trained.losses.cpu().clone())
@@ -89,11 +89,11 @@ class Worker:
         self.train(params, order)
 
     def state(self, clients: Ints) -> Kept:
-        return apart(self.trainer.state_dict(), clients.tolist())
+        return split_clients(self.trainer.state_dict(), clients.tolist())
 
     def take(self, kept: Kept) -> None:
         """Add clients with what they keep."""
-        self.trainer.load_state_dict(together({**apart(self.trainer.state_dict()), **kept}, self.like))
+        self.trainer.load_state_dict(merge_clients({**split_clients(self.trainer.state_dict()), **kept}, self.like))
 
 
 def _part_of_free(device: str, neighbours: int) -> int:

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats
-from everfed.comparison import differences, incomparable
-from everfed.config import to_dict
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError
-from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.report.distinct import distinct
 from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, flatten, fleet_key, lines
@@ -24,8 +21,11 @@ from everfed.report.notes import notes
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
+from everfed.run.config import to_dict
+from everfed.run.experiment import Experiment
 from everfed.stats import summarize
 from everfed.store.run import StoredRun
+from everfed.studies.comparison import differences, incomparable
 
 _MOST_BINS = 36
 _WIDTHS = (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 2, 1)  # of a bin; 1 is a whole number of them

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everfed.config import to_dict
-from everfed.simulate import RoundRecord
+from everfed.run.config import to_dict
+from everfed.run.loop import RoundRecord
 from everfed.store.run import StoredRun
 
 # They change how often one looks and where it runs, not what is run.

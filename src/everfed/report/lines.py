@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.config import by_content, differences, to_dict
 from everfed.errors import InputError
-from everfed.experiment import Experiment
 from everfed.learning.evaluate import Metrics
 from everfed.methods import METHODS
 from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles
-from everfed.simulate import RoundRecord
+from everfed.run.config import by_content, differences, to_dict
+from everfed.run.experiment import Experiment
+from everfed.run.loop import RoundRecord
 from everfed.stats import margins
 from everfed.store.run import StoredRun
 

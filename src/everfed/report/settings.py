@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everfed.config import to_dict
 from everfed.report.lines import Line, differing_keys, flatten, is_tables, show
+from everfed.run.config import to_dict
 from everfed.store.run import StoredRun
 
 

@@ -6,7 +6,7 @@ from everfed.server.aggregate import Aggregator, Outcome, Setting
 from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
 from everfed.server.gossip import FedAWE
-from everfed.server.memory import FedVarp, LastUpdates, Mifa, Varp
+from everfed.server.last_updates import FedVarp, LastUpdates, Mifa, Varp
 from everfed.server.optimizers import (
     SERVER_OPTIMIZERS,
     ServerAdaGrad,
@@ -16,7 +16,7 @@ from everfed.server.optimizers import (
     ServerSGD,
     ServerYogi,
 )
-from everfed.server.rules import Normalized, ServerRule, Sum, Truncated, Weigher
+from everfed.server.rules import Normalized, ServerRule, Sum, Truncated, Weighting
 
 SERVER_RULES: dict[str, type[Any]] = {
     "sum": Sum,
@@ -58,5 +58,5 @@ __all__ = [
     "Sum",
     "Truncated",
     "Varp",
-    "Weigher",
+    "Weighting",
 ]

@@ -14,8 +14,8 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
-from everfed.learning.local import Starts, Trained
 from everfed.learning.optim import Optimizer, rate
+from everfed.learning.task import Starts, Trained
 
 if TYPE_CHECKING:
     from everfed.server.rules import ServerRule
@@ -56,7 +56,7 @@ class Aggregator:
 
     def __init__(self, rule: ServerRule, setting: Setting) -> None:
         self.rule, self.setting = rule, setting
-        self.weigher = rule.weigher(len(setting.shares))
+        self.weighting = rule.weighting(len(setting.shares))
 
     @property
     def gradients(self) -> tuple[GradientRule, ...]:
@@ -79,21 +79,21 @@ class Aggregator:
 
     def coefficients(self, round: int, clients: Ints, scales: Floats) -> Floats:
         """What each participant's update is multiplied by."""
-        weights = self.setting.shares[clients] * self.weigher.factors(round, clients, scales)
+        weights = self.setting.shares[clients] * self.weighting.factors(round, clients, scales)
         return weights / weights.sum() if self.rule.normalizes and len(weights) else weights
 
     def round(
         self, round: int, clients: Ints, scales: Floats, results: Iterable[Trained], skip: bool = False
     ) -> Outcome:
         """Use up a round's results. skip: participants whose results are not finite count as absent."""
-        known = {n: v[clients] for n, v in self.weigher.state_dict().items()} if skip else {}
+        known = {n: v[clients] for n, v in self.weighting.state_dict().items()} if skip else {}
         weights = self.coefficients(round, clients, scales) if len(clients) else np.zeros(0)
         update, losses, finite, done = None, [], [], 0
         remembered, recalled = self._recalled()
         weight = 0.0
         for trained in results:
             here = weights[done : done + len(trained.clients)]
-            part, good = trained.weighed(here, skip=skip)
+            part, good = trained.weighted_sum(here, skip=skip)
             weight += self._absorb(round, trained, here, part, good)
             update = part if update is None else update.add_(part)
             losses.append(trained.losses)
@@ -113,10 +113,10 @@ class Aggregator:
 
     def _forget(self, clients: Ints, known: dict[str, npt.NDArray[Any]]) -> None:
         """Put back what was known of these participants before the round."""
-        state = {name: value.copy() for name, value in self.weigher.state_dict().items()}
+        state = {name: value.copy() for name, value in self.weighting.state_dict().items()}
         for name, rows in known.items():
             state[name][clients] = rows
-        self.weigher.load_state_dict(state)
+        self.weighting.load_state_dict(state)
 
     def _rescale(self, weights: Floats) -> float:
         """What the participants' sum is multiplied by, now that only those of these coefficients count."""
@@ -136,11 +136,13 @@ class Aggregator:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What later rounds depend on, as tensors by name."""
-        return {f"weigher.{name}": torch.from_numpy(value.copy()) for name, value in self.weigher.state_dict().items()}
+        return {
+            f"weigher.{name}": torch.from_numpy(value.copy()) for name, value in self.weighting.state_dict().items()
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         kept = {n.removeprefix("weigher."): v.cpu().numpy() for n, v in state.items() if n.startswith("weigher.")}
-        self.weigher.load_state_dict(kept)
+        self.weighting.load_state_dict(kept)
 
 
 def _joined(parts: list[Tensor]) -> Tensor | None:

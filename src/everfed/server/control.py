@@ -11,10 +11,10 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
-from everfed.learning.local import Trained
 from everfed.learning.optim import SGD
+from everfed.learning.task import Trained
 from everfed.server.aggregate import Aggregator, Setting
-from everfed.server.rules import PlainRule, ServerRule, UnitScales, Weigher
+from everfed.server.rules import PlainRule, ServerRule, UnitScales, Weighting
 from everfed.server.vectors import Vectors, as_row, check_place
 
 
@@ -41,7 +41,7 @@ class Scaffold(PlainRule):
     def __post_init__(self) -> None:
         check_place(self.place)
 
-    def weigher(self, clients: int) -> Weigher:
+    def weighting(self, clients: int) -> Weighting:
         return UnitScales()
 
     def start(self, setting: Setting) -> Aggregator:

@@ -12,7 +12,7 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
-from everfed.server.rules import Arrays, PlainRule, Weigher
+from everfed.server.rules import Arrays, PlainRule, Weighting
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedAU(PlainRule):
         if self.cutoff < 1:
             raise InputError(f"cutoff is {self.cutoff}; it must be at least 1 round.")
 
-    def weigher(self, clients: int) -> Weigher:
+    def weighting(self, clients: int) -> Weighting:
         return _MeanInterval(clients, self.cutoff)
 
 
@@ -78,7 +78,7 @@ class Echo(PlainRule):
 
     heeds_scales: ClassVar[bool] = False
 
-    def weigher(self, clients: int) -> Weigher:
+    def weighting(self, clients: int) -> Weighting:
         return SinceLast(clients)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
-from everfed.learning.local import Starts, Trained
+from everfed.learning.task import Starts, Trained
 from everfed.server.aggregate import Aggregator, Setting
 from everfed.server.experience import SinceLast
-from everfed.server.rules import PlainRule, ServerRule, Weigher
+from everfed.server.rules import PlainRule, ServerRule, Weighting
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FedAWE(PlainRule):
         if not (self.rate > 0.0 and math.isfinite(self.rate)):
             raise InputError(f"rate is {self.rate}; the global learning rate must be a positive number.")
 
-    def weigher(self, clients: int) -> Weigher:
+    def weighting(self, clients: int) -> Weighting:
         return SinceLast(clients)
 
     def start(self, setting: Setting) -> Aggregator:

@@ -22,7 +22,7 @@ from everfed.server.aggregate import Aggregator, Setting
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-class Weigher(Protocol):
+class Weighting(Protocol):
     """A rule's weights at work in one run, or in many side by side.
 
     It knows a client by its number alone, so that S runs of N clients are one weigher of S * N
@@ -50,14 +50,14 @@ class ServerRule(Protocol):
     heeds_scales: ClassVar[bool]  # whether it multiplies by the client's own scale, or finds weights itself
     remembers: ClassVar[bool]  # whether it keeps updates of clients and uses them in their absence
 
-    def weigher(self, clients: int) -> Weigher: ...
+    def weighting(self, clients: int) -> Weighting: ...
 
     def start(self, setting: Setting) -> Aggregator:
         """The rule at work in one run."""
         ...
 
 
-class AsAsked:
+class ClientScales:
     """Factors that are the clients' own scales: no memory. A base for weighers without any."""
 
     def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
@@ -70,7 +70,7 @@ class AsAsked:
         pass
 
 
-class UnitScales(AsAsked):
+class UnitScales(ClientScales):
     """Factors of 1, whatever the clients ask for."""
 
     def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
@@ -84,8 +84,8 @@ class PlainRule:
     heeds_scales: ClassVar[bool] = True
     remembers: ClassVar[bool] = False
 
-    def weigher(self, clients: int) -> Weigher:
-        return AsAsked()
+    def weighting(self, clients: int) -> Weighting:
+        return ClientScales()
 
     def start(self, setting: Setting) -> Aggregator:
         return Aggregator(self, setting)
@@ -121,11 +121,11 @@ class Truncated(PlainRule):
         if not (self.limit >= 1.0 and math.isfinite(self.limit)):
             raise InputError(f"limit is {self.limit}; it must be at least 1, the scale of an everyday client.")
 
-    def weigher(self, clients: int) -> Weigher:
-        return _Cut(self.limit)
+    def weighting(self, clients: int) -> Weighting:
+        return CappedScales(self.limit)
 
 
-class _Cut(AsAsked):
+class CappedScales(ClientScales):
     def __init__(self, limit: float) -> None:
         self.limit = limit
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from everfed.energy.physical import DeviceFleet
-from everfed.experiment import Experiment
 from everfed.learning import Trainer
+from everfed.run.experiment import Experiment
 
 _PACKAGES = ("everfed", "torch", "numpy", "pyarrow", "safetensors", "scikit-learn")
 

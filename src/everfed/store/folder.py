@@ -21,9 +21,9 @@ from typing import IO, Any
 
 from safetensors.torch import load_file
 
-from everfed import config
 from everfed.errors import InputError
-from everfed.experiment import Experiment
+from everfed.run import config
+from everfed.run.experiment import Experiment
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
 from everfed.store.records import read_records

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from everfed import config
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError
-from everfed.experiment import Experiment
+from everfed.run import config
+from everfed.run.experiment import Experiment
 
 _OF_A_PANEL = ("site", "panel_wp", "tilt_deg", "azimuth_deg", "losses")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everfed.experiment import Experiment
-from everfed.simulate import History
+from everfed.run.experiment import Experiment
+from everfed.run.loop import History
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from everfed.errors import DivergenceError, EverfedWarning
-from everfed.experiment import Experiment
-from everfed.simulate import RoundRecord, Simulation
+from everfed.run.experiment import Experiment
+from everfed.run.loop import RoundRecord, Simulation
 from everfed.store.checkpoint import Checkpoint, checkpoints, commit, load_checkpoints, save_checkpoint
 from everfed.store.environment import environment, fleet_assumptions
 from everfed.store.folder import RunFolder, disk_error
@@ -50,7 +50,7 @@ def stored_rounds(
                 raise DivergenceError(result["message"])
             return
         folder.reopen()
-        writing = _Writing(folder, experiment, checkpoint_s, on_divergence, make)
+        writing = RunWriter(folder, experiment, checkpoint_s, on_divergence, make)
         on_start(writing.simulation)
         yield from writing.rounds(stop)
     except OSError as error:
@@ -59,7 +59,7 @@ def stored_rounds(
         folder.release()
 
 
-class _Writing:
+class RunWriter:
     """One start of a run: what is open, and when it was last saved."""
 
     def __init__(

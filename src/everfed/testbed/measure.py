@@ -13,7 +13,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup
 from everfed.learning.optim import SGD, InverseTime
 from everfed.methods import METHODS
-from everfed.simulate import Simulation
+from everfed.run.loop import Simulation
 from everfed.testbed.problem import Problem
 from everfed.theory import PROVEN, Bound
 from everfed.theory.coverage import participation

@@ -10,7 +10,7 @@ from torch import nn
 
 from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData
-from everfed.learning.local import Loss
+from everfed.learning.task import Loss
 from everfed.theory import Bound, bound
 
 

@@ -55,7 +55,7 @@ def trajectory(
     """w after every round, [S]: one number a seed."""
     schedule = Schedule(fleet, method.policy, seeds.astype(np.uint64)[:, None])
     count, clients = len(seeds), len(fleet)
-    weigher = method.server.weigher(count * clients)
+    weigher = method.server.weighting(count * clients)
     # Noise of minibatches: any generator will do, since it has nothing to do with who takes part.
     chance = np.random.default_rng([int(seeds[0]), count])
     share = 1.0 / clients

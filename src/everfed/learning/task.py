@@ -1,0 +1,184 @@
+"""What all trainers share: the task, the minibatches, the shape of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from everfed.arrays import Floats, Ints
+from everfed.data.federated import FederatedData
+from everfed.data.plain import solid
+from everfed.learning.check import Check
+from everfed.learning.gradients import GradientRule
+from everfed.learning.layout import Layout
+from everfed.learning.optim import Optimizer
+from everfed.random import Purpose, philox
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Starts = Callable[[Ints], Tensor]  # [C, parameters]: where these clients' training starts
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything about local training that does not change from round to round."""
+
+    module: nn.Module
+    layout: Layout
+    data: DeviceData
+    loss: Loss
+    optimizer: Optimizer
+    local_steps: int
+    batch_size: int
+    keep_state: bool  # each client's optimiser state survives from one of its rounds to its next
+    rounds: int  # for schedules that need the horizon
+    seed: int
+    memory_budget: int | None = None  # bytes for the clients trained at once; None: from what is free
+    precision: str = "float32"  # of the forward and backward pass; parameters and updates stay float32
+    gradients: tuple[GradientRule, ...] = ()  # what happens to gradients before the optimiser's step
+    state_place: str = "device"  # or "disk": where the clients' optimiser state is kept
+    most_at_once: int | None = None  # clients that buffers are made for at most; None: as memory allows
+    starts: Starts | None = None  # None: all participants start from the server's parameters
+
+    @property
+    def iterations(self) -> int:
+        return self.rounds * self.local_steps
+
+    def start(self, params: Tensor, clients: Ints) -> Tensor:
+        """Where these clients start, [C, parameters]; params: the server's."""
+        return params.expand(len(clients), -1) if self.starts is None else self.starts(clients)
+
+
+class Trained(Protocol):
+    """Some participants' results. Chunks arrive in the order the participants were given.
+
+    A chunk is good until the next one is asked for: the buffers behind it may be used again.
+    """
+
+    clients: Ints  # [C]
+    losses: Tensor  # [C]: mean minibatch loss over the local steps
+
+    @property
+    def deltas(self) -> Tensor:
+        """[C, parameters]: local parameters minus those that the client started from."""
+        ...
+
+    def weighted_sum(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
+        """(sum of coefficient * delta, [C] which participants' results are finite).
+
+        skip: results that are not finite add nothing; otherwise the sum is not finite either.
+        """
+        ...
+
+
+class PlainTrained:
+    """Results as a matrix of updates, one row a participant."""
+
+    def __init__(self, clients: Ints, deltas: Tensor, losses: Tensor) -> None:
+        self.clients, self.deltas, self.losses = clients, deltas, losses
+
+    def weighted_sum(self, coefficients: Floats, skip: bool = False) -> tuple[Tensor, Tensor]:
+        finite = torch.isfinite(self.deltas.abs().amax(dim=1)) & torch.isfinite(self.losses)
+        if skip:
+            self.deltas[~finite] = 0.0
+        return as_weights(coefficients, self.deltas.device) @ self.deltas, finite
+
+
+class Trainer(Protocol):
+    """Train participants from `task.start`, mostly the server's parameters; `TRAINERS` lists the ways to do it.
+
+    Results do not depend on how participants are chunked, but for floating-point rounding.
+    """
+
+    check: Check | None  # how it compared with plain autograd; None where nobody looked
+
+    @property
+    def at_once(self) -> int:
+        """The most clients that are trained side by side."""
+        ...
+
+    def explain(self) -> list[str]:
+        """How the model is trained and why so, one line a part."""
+        ...
+
+    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What clients keep from round to round, as tensors by name."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+def own_tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A contiguous copy on the device: kernels may read it from front to back, and the array may change afterwards."""
+    return torch.tensor(solid(array), device=device)
+
+
+def as_weights(coefficients: Floats, device: torch.device) -> Tensor:
+    """The server's coefficients as a contiguous float32 tensor."""
+    return own_tensor(np.asarray(coefficients, np.float32), device)
+
+
+class DeviceData:
+    """Federated data as tensors on the device that trains, all of them. `held.StreamedSamples` loads on demand."""
+
+    whole: ClassVar[bool] = True  # whether every client's samples are there
+
+    def __init__(self, data: FederatedData, device: torch.device) -> None:
+        self.device = device
+        self.x, self.y = own_tensor(data.x, device), own_tensor(data.y, device)
+        self.order, self.starts = own_tensor(data.order, device), own_tensor(data.starts[:-1], device)
+        self.augment = data.augment
+        self.sizes = own_tensor(data.sizes(), device)
+
+    def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
+        """Sample numbers [clients, steps, batch], drawn uniformly with replacement; good until the next draw.
+
+        A draw depends on the seed, the client and the local iteration alone, so all methods
+        compared under one seed meet the same minibatches, on any device.
+        """
+        return self._numbers(clients, self._within(clients, first, steps, batch, seed))
+
+    def _within(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
+        """Which of the client's own samples, from 0 on."""
+        iteration = (first + torch.arange(steps, device=self.device))[None, :, None]
+        block = torch.arange((batch + 3) // 4, device=self.device)
+        counter = torch.broadcast_tensors(iteration, block, clients[:, None, None])
+        words = philox((*counter, int(Purpose.BATCH)), (seed & 0xFFFFFFFF, seed >> 32))
+        word = torch.stack(words, dim=-1).flatten(2)[:, :, :batch]
+        within: Tensor = (word * self.sizes[clients][:, None, None]) >> 32
+        return within
+
+    def _numbers(self, clients: Tensor, within: Tensor) -> Tensor:
+        """Where these samples lie in `x` and `y`."""
+        return self.order[self.starts[clients][:, None, None] + within]
+
+    def samples(self, numbers: Tensor, clients: Tensor, iteration: int | Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of these samples [clients, batch], augmented on the device.
+
+        As with the draws, an image's crop depends on the seed, the client, the iteration and its
+        place in the batch alone.
+        """
+        images, labels = self.x[numbers], self.y[numbers]
+        if not self.augment.random:
+            return self.augment.evaluate(images).contiguous(), labels
+        place = torch.arange(numbers.shape[-1], device=self.device)
+        counter = torch.broadcast_tensors(torch.zeros_like(place) + iteration, place, clients[:, None])
+        words = philox((*counter, int(Purpose.AUGMENT)), (seed & 0xFFFFFFFF, seed >> 32))
+        # A user's augmentation may return a view; torch.func cannot batch every layout.
+        return self.augment.train(images, torch.stack(words, dim=-1)).contiguous(), labels
+
+    def inputs(self, count: int) -> Tensor:
+        """A few samples as a model sees them, to try it on."""
+        numbers = torch.arange(count, device=self.device) % len(self.y)
+        return self.augment.evaluate(self.x[numbers]).contiguous()
+
+    def targets(self, count: int) -> Tensor:
+        """The targets of the same samples."""
+        return self.y[torch.arange(count, device=self.device) % len(self.y)]

@@ -1,0 +1,397 @@
+"""Experiments as files: TOML in and out, changes from the command line, a JSON Schema.
+
+Nothing here knows any particular policy, split or optimiser: keys, types and defaults are read
+off the classes in the tables. Unknown keys are errors that name the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from everfed.errors import InputError, lookup, unknown
+from everfed.methods import METHODS
+from everfed.run.experiment import TABLES, Experiment, choices, kind_of
+
+# Of files that are written out. The first format had no such key, and other rules under two of today's names.
+FORMAT = 2
+_RENAMED = {"mifa": "last-updates", "scaffold": "ht-scaffold"}
+_WRITTEN_OUT = {"data", "split", "fleet", "policy", "model", "client", "rounds", "local_steps", "batch_size", "seed"}
+
+_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def to_dict(value: Any) -> dict[str, Any]:
+    """An experiment, or a part of one, as plain dicts, lists and numbers."""
+    out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
+    return out | {f.name: _plain(getattr(value, f.name)) for f in fields(value) if not _left_out(f, value)}
+
+
+def _left_out(field: Field[Any], value: Any) -> bool:
+    return bool(field.metadata.get("left_out")) and getattr(value, field.name) == field.default
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, tuple):
+        return [_plain(item) for item in part]
+    if not is_dataclass(part):
+        return part
+    in_a_table = any(type(part) in table.values() for table in TABLES.values())
+    return to_dict(part) if in_a_table else {f.name: _plain(getattr(part, f.name)) for f in fields(part)}
+
+
+def from_dict(raw: Mapping[str, Any]) -> Experiment:
+    """An experiment from plain data; `method = "greedy"` stands for its policy and server rule.
+
+    A table `methods.greedy` holds settings of that method alone. They are checked whichever method is run.
+    """
+    tuned_on(raw)  # for people and commands: nothing of it is run
+    values = {key: value for key, value in raw.items() if key not in ("methods", "tuned_on")}
+    tables = raw.get("methods", {})
+    experiment = _experiment(values)
+    for method, settings in method_settings(tables).items():
+        content = deepcopy(values)
+        if method != experiment.method:
+            change(content, "method", method)
+        for key, value in settings.items():
+            change(content, key, value)
+        try:
+            made = _experiment(content)
+        except InputError as error:
+            raise InputError(f"methods.{method}: {error}") from None
+        if method == experiment.method:
+            experiment = made
+    return experiment
+
+
+def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
+    """The tables `methods.NAME` of a file as dotted keys, those that set a kind before the kind's options."""
+    if not isinstance(tables, Mapping):
+        raise InputError(f"methods is {_show(tables)}; it must have a table of settings for each method it names.")
+    out = {}
+    for method, table in tables.items():
+        lookup(METHODS, method, "method")
+        if not isinstance(table, Mapping):
+            raise InputError(f"methods.{method} is {_show(table)}; it must be a table of settings.")
+        if quoted := _quoted(table):
+            raise InputError(
+                f"methods.{method}: unknown key '{quoted[0]}' in quotes; in TOML write {quoted[0]} without them, "
+                "in Python one dict inside the other."
+            )
+        settings = flat(table)
+        if wrong := [key for key in settings if key.split(".")[0] in ("method", "methods")]:
+            raise InputError(f"methods.{method} sets '{wrong[0]}'; it holds settings of this method, not another one.")
+        out[method] = dict(sorted(settings.items(), key=lambda item: not item[0].endswith(".kind")))
+    return out
+
+
+def tuned_on(raw: Mapping[str, Any]) -> list[int]:
+    """The seeds that a file says its settings were chosen on: results are to be reported on others."""
+    seeds = raw.get("tuned_on", [])
+    if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
+        raise InputError(f"tuned_on is {_show(seeds)}; it must be a list of seeds, such as [1000, 1001].")
+    return seeds
+
+
+def _quoted(table: Mapping[str, Any]) -> list[str]:
+    """Keys with a dot in their name: `change` would not find them, and they would go before the command line."""
+    inner = (key for value in table.values() if isinstance(value, Mapping) for key in _quoted(value))
+    return [*(key for key in table if "." in str(key)), *inner]
+
+
+def _experiment(raw: Mapping[str, Any]) -> Experiment:
+    values = dict(raw)
+    written = values.pop("format", FORMAT)
+    if written not in range(1, FORMAT + 1):
+        raise InputError(
+            f"format is {_show(written)}, and this version of everfed reads formats up to {FORMAT}; use a newer one."
+        )
+    if "method" in values:
+        clash = [key for key in ("policy", "server") if key in values]
+        if clash:
+            raise InputError(f"method and {clash[0]} are both given; method stands for a policy and a server rule.")
+        method = lookup(METHODS, values.pop("method"), "method")
+        values |= {"policy": to_dict(method.policy), "server": to_dict(method.server)}
+    experiment: Experiment = _decode(Experiment, values, "")
+    return experiment
+
+
+def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
+    """An instance of a dataclass from a table of values, or an error that says where."""
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in fields(cls)]
+    for key in raw:
+        if key not in names:
+            valid = names if where else [*names, "method", "methods", "tuned_on"]
+            message = unknown("key", where + key, [where + name for name in valid])
+            raise InputError(message if valid else f"unknown key '{where + key}': '{where[:-1]}' takes no options.")
+    values = {key: _value(hints[key], value, where + key) for key, value in raw.items()}
+    try:
+        return cls(**values)
+    except InputError as error:
+        raise InputError(f"{where[:-1]}: {error}" if where else str(error)) from None
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if hint in TABLES:
+        return _choice(TABLES[hint], value, where)
+    if typing.get_origin(hint) is tuple:
+        (inner, _) = typing.get_args(hint)
+        if not isinstance(value, list | tuple):
+            example = f'[{{kind = "{next(iter(TABLES[inner]))}"}}]' if inner in TABLES else "[1, 5, 10]"
+            raise InputError(f"{where} is {_show(value)}; it must be a list, such as {example}.")
+        return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where} is {_show(value)}; it must be a table of options.")
+        return _decode(hint, value, where + ".")
+    if isinstance(hint, types.UnionType):  # a value that may be left out
+        if value is None:
+            return None
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise InputError(f"{where} is {_show(value)}; it must be {_PLAIN[hint]}.")
+    valid = choices(where)
+    if valid and value not in valid and not str(value).startswith("cuda:"):
+        raise InputError(unknown(where, value, valid))
+    return value
+
+
+def _choice(table: Mapping[str, type[Any]], value: Any, where: str) -> Any:
+    """A value of a table: its name alone, or {kind = name, option = ...}."""
+    options = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(options, Mapping):
+        raise InputError(f"{where} is {_show(value)}; it must be a name or a table with a kind: {', '.join(table)}.")
+    if "kind" not in options:
+        raise InputError(f"{where} has no kind; give one of {', '.join(table)}.")
+    kind = lookup(table, str(options["kind"]), f"{where} kind")
+    return _decode(kind, {k: v for k, v in options.items() if k != "kind"}, where + ".")
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str | bool | int | float | list | dict) else str(value)
+
+
+def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source} is not valid TOML: {error}.") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The raw content of an experiment file, its paths made absolute."""
+    try:
+        raw = _in_todays_words(parse(path.read_text(), str(path)))
+    except FileNotFoundError:
+        raise InputError(f"there is no experiment file '{path}'.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the experiment file '{path}' cannot be read: {error}.") from None
+    _find_files(Experiment, raw, path.absolute().parent)
+    return raw
+
+
+def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
+    """Make paths absolute, in place: those in a file are relative to that file."""
+    hints = typing.get_type_hints(cls)
+    for field in fields(cls):
+        value, hint = raw.get(field.name), hints[field.name]
+        if field.metadata.get("file") and isinstance(value, str) and value:
+            raw[field.name] = str(folder / value)  # type: ignore[index]
+        for part in value if isinstance(value, list) else [value]:
+            inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+            kind = TABLES[inner].get(str(part.get("kind"))) if inner in TABLES and isinstance(part, dict) else inner
+            if isinstance(part, dict) and is_dataclass(kind) and isinstance(kind, type):
+                _find_files(kind, part, folder)
+
+
+def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
+    """What a run of an earlier version wrote down, with its server rule under the name it has now."""
+    server = raw.get("server")
+    if "format" in raw or not raw.keys() >= _WRITTEN_OUT or not isinstance(server, dict) or "place" not in server:
+        return raw
+    return {**raw, "server": {**server, "kind": _RENAMED.get(server.get("kind", ""), server.get("kind"))}}
+
+
+def change(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set one dotted key of raw content in place; a new kind drops the old kind's options.
+
+    What is set here holds for every method: it goes before the settings of one method alone.
+    """
+    *path, last = key.split(".")
+    for settings in raw.get("methods", {}).values() if isinstance(raw.get("methods"), dict) else ():
+        if isinstance(settings, dict) and key.split(".")[0] in settings:
+            if key.removesuffix(".kind").count(".") == 0:
+                del settings[key.split(".")[0]]
+            else:
+                change(settings, key, value)
+    if key == "method":
+        raw.pop("policy", None)
+        raw.pop("server", None)
+    elif key.split(".")[0] in ("policy", "server"):
+        _expand_method(raw)
+    at: dict[str, Any] = raw
+    for name in path:
+        inside = at.get(name)
+        if isinstance(inside, str):
+            inside = {"kind": inside}
+        if inside is None:
+            inside = _default_part(path, raw) if at is raw and name != "methods" else {}
+        if not isinstance(inside, dict):
+            raise InputError(f"'{name}' in '{key}' is not a table of options.")
+        at[name] = inside
+        at = inside
+    if last == "kind":
+        at.clear()
+    at[last] = value
+
+
+def _expand_method(raw: dict[str, Any]) -> None:
+    if "method" in raw:
+        method = lookup(METHODS, raw.pop("method"), "method")
+        raw |= {"policy": to_dict(method.policy), "server": to_dict(method.server)}
+
+
+def _default_part(path: list[str], raw: dict[str, Any]) -> dict[str, Any]:
+    """A part that the file leaves out has the default kind; options are added to that."""
+    default = getattr(Experiment(), path[0], None)
+    if not is_dataclass(default):
+        raise InputError(unknown("key", path[0], [f.name for f in fields(Experiment)]))
+    return to_dict(default)
+
+
+def parse_value(text: str) -> Any:
+    """A value as typed on the command line: TOML if it reads as such, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """'client.lr=0.01' as (key, value)."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"'{text}' is not a setting; write key=value, such as client.lr=0.01.")
+    return key.strip(), parse_value(value.strip())
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The experiment as a TOML file, every default written out."""
+    return raw_to_toml(to_dict(experiment))
+
+
+def raw_to_toml(raw: Mapping[str, Any]) -> str:
+    """The content of an experiment file as TOML; settings of one method alone as one dotted key a line."""
+    raw = _given(raw)
+    lines = [f"{key} = {_toml(value)}" for key, value in raw.items() if not isinstance(value, dict)]
+    for name, part in raw.items():
+        if isinstance(part, dict) and name != "methods":
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in part.items())]
+    for method, table in raw.get("methods", {}).items():
+        lines += ["", f"[methods.{method}]", *(f"{key} = {_toml(value)}" for key, value in flat(table).items())]
+    return "\n".join(lines) + "\n"
+
+
+def to_file(experiment: Experiment) -> str:
+    """The same, with the format it is written in: for files that outlive a version."""
+    return f"format = {FORMAT}\n{to_toml(experiment)}"
+
+
+def identity(experiment: Experiment) -> str:
+    """What two machines must agree on to mean the same experiment: files by name and content, not by place."""
+    return to_toml(by_content(experiment.pinned()))
+
+
+def by_content(experiment: Experiment) -> Experiment:
+    """The same with files by name and content, wherever they lie; equal ones mean the same. Not to be run."""
+
+    def place(path: str, sha256: str) -> str:
+        return f"/{Path(path).name}" if sha256 else path
+
+    return replace(experiment, fleet=experiment.fleet.with_files(place))
+
+
+def _given(value: Any) -> Any:
+    """Without what is left out: TOML has no word for it."""
+    if isinstance(value, dict):
+        return {key: _given(part) for key, part in value.items() if part is not None}
+    return [_given(part) for part in value] if isinstance(value, list) else value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # numbers, true/false and quoted texts are alike in both
+
+
+def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ, with both values; files differ by their content."""
+    one, two = flat(to_dict(by_content(a))), flat(to_dict(by_content(b)))
+    return {k: (one.get(k), two.get(k)) for k in dict.fromkeys([*one, *two]) if one.get(k) != two.get(k)}
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in content.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return out
+
+
+def schema() -> dict[str, Any]:
+    """A JSON Schema of experiment files, for editors."""
+    body = _object_schema(Experiment)
+    body["properties"]["methods"] = {
+        "type": "object",
+        "description": "Settings of one method alone, in a table of its name.",
+        "properties": {name: {"type": "object"} for name in METHODS},
+        "additionalProperties": False,
+    }
+    body["properties"]["tuned_on"] = {"type": "array", "items": {"type": "integer"}}
+    body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
+    body["properties"]["format"] = {"type": "integer", "description": "Of a file that everfed wrote."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "everfed experiment", **body}
+
+
+def _object_schema(cls: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    properties = {}
+    for field in fields(cls):
+        # Only an experiment's own keys have fixed sets of texts.
+        properties[field.name] = _schema(hints[field.name], field.name if cls is Experiment else "")
+        if field.default is not MISSING and field.default is not None and not is_dataclass(field.default):
+            properties[field.name]["default"] = _plain(field.default)
+    description = (cls.__doc__ or "").strip().splitlines()[0]
+    return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
+
+
+def _schema(hint: Any, name: str) -> dict[str, Any]:
+    if hint in TABLES:
+        kinds = []
+        for kind, cls in TABLES[hint].items():
+            one = _object_schema(cls)
+            one["properties"] = {"kind": {"const": kind}, **one["properties"]}
+            kinds.append({**one, "required": ["kind"]})
+        return {"anyOf": [{"enum": list(TABLES[hint])}, *kinds]}
+    if typing.get_origin(hint) is tuple:
+        return {"type": "array", "items": _schema(typing.get_args(hint)[0], "")}
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _object_schema(hint)
+    if isinstance(hint, types.UnionType):
+        parts = [_schema(part, name) for part in typing.get_args(hint) if part is not types.NoneType]
+        return parts[0] if len(parts) == 1 else {"anyOf": parts}
+    valid = choices(name)
+    kind = {int: "integer", float: "number", bool: "boolean", str: "string"}[hint]
+    return {"type": kind} | ({"enum": valid} if valid else {})

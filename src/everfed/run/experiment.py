@@ -1,0 +1,275 @@
+"""One description of a run, made of values: everything a run depends on, and nothing else.
+
+Each part is a value of its room's table (a policy, a split, an optimiser, ...), so a new row in a
+table is at once available in experiment files and on the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from everfed.data.augment import AUGMENTS, Augment
+from everfed.data.datasets import DATASETS, Digits, Source
+from everfed.data.federated import FederatedData
+from everfed.data.on_demand import OnDemand
+from everfed.data.partition import SPLITS, ByEnergy, Split
+from everfed.energy.fleet import Fleet
+from everfed.energy.physical import DeviceFleet, Encoding
+from everfed.energy.random_arrivals import Markov
+from everfed.errors import InputError
+from everfed.learning.compress import COMPRESSORS, Compressor, Whole
+from everfed.learning.gradients import GRADIENT_RULES, GradientRule
+from everfed.learning.models import MODELS, Mlp, Model
+from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
+from everfed.learning.precision import PRECISIONS
+from everfed.learning.rows import PLACES
+from everfed.methods import METHODS, Method
+from everfed.random import check_seed
+from everfed.run.loop import Simulation
+from everfed.scheduling.policies import Policy, UniformWindow
+from everfed.scheduling.table import POLICIES
+from everfed.server import SERVER_OPTIMIZERS, SERVER_RULES, ServerOptimizer, ServerRule, ServerSGD, Sum
+from everfed.trainers.choose import TRAINERS
+
+
+class FleetSpec(Protocol):
+    """The shape of every kind of fleet in `FLEETS`. Fields are its options."""
+
+    energy_unit: ClassVar[str]  # what its books are counted in
+
+    def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
+        """local_steps of a round, and how updates are sent, for fleets whose cost follows from them."""
+        ...
+
+    def pinned(self) -> Self:
+        """The same, tied to the content that the files it names have now."""
+        ...
+
+    def with_files(self, place: Callable[[str, str], str]) -> Self:
+        """The same with its files elsewhere: place(path, sha256) says where."""
+        ...
+
+
+@dataclass(frozen=True)
+class CycleFleet:
+    """A fleet from the paper's renewal cycles, dealt round the clients: client i has cycles[i mod len]."""
+
+    energy_unit: ClassVar[str] = "units"
+    clients: int = 40
+    cycles: tuple[int, ...] = (1, 5, 10, 20)
+    offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
+    arrivals: str = "lump"
+    capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
+    spell: float = 0.0  # rounds that markov's good spells last on average; 0: four
+
+    def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
+        if encoding and len(encoding.choices()) > 1:
+            raise InputError(
+                f"compression '{kind_of(encoding)}' weighs energy for sending against noise, and a fleet of cycles "
+                "has none in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
+            )
+        if self.clients < 1:
+            raise InputError(f"clients is {self.clients}; a fleet needs at least 1.")
+        if len(self.cycles) == 0:
+            raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
+        if len(self.cycles) > self.clients:
+            raise InputError(
+                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one a client."
+            )
+        if self.offsets and len(self.offsets) not in (len(self.cycles), self.clients):
+            raise InputError(
+                f"{len(self.offsets)} offsets were given for {len(self.cycles)} cycles and {self.clients} clients; "
+                "give one a cycle, or one a client."
+            )
+        if self.spell and self.arrivals != "markov":
+            raise InputError(
+                f"spell is {self.spell:g}, but arrivals are '{self.arrivals}'; only those of 'markov' come in spells."
+            )
+        fleet = Fleet.from_cycles(
+            np.resize(np.asarray(self.cycles), self.clients),
+            np.resize(np.asarray(self.offsets), self.clients) if self.offsets else None,
+            arrivals=self.arrivals,
+            capacity=self.capacity or None,
+        )
+        if self.spell:
+            fleet = replace(fleet, arrivals=Markov(fleet.cycles(), fleet.offsets(), spell=self.spell))
+        return fleet
+
+    def pinned(self) -> CycleFleet:
+        return self
+
+    def with_files(self, place: Callable[[str, str], str]) -> CycleFleet:
+        return self
+
+
+FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
+
+# Which table a part of an experiment comes from; nested parts (an optimiser's schedule) alike.
+TABLES: dict[Any, dict[str, type[Any]]] = {
+    Source: DATASETS,
+    Split: SPLITS,
+    FleetSpec: FLEETS,
+    Policy: POLICIES,
+    ServerRule: SERVER_RULES,
+    ServerOptimizer: SERVER_OPTIMIZERS,
+    Model: MODELS,
+    Optimizer: OPTIMIZERS,
+    GradientRule: GRADIENT_RULES,
+    Compressor: COMPRESSORS,
+    Schedule: SCHEDULES,
+    Augment: AUGMENTS,
+}
+
+
+class Seeds(NamedTuple):
+    """The seed of each kind of chance in a run."""
+
+    split: int  # who holds which samples, and which are held out for validation
+    init: int  # the model's initial weights
+    batch: int  # minibatches, crops, dropped activations, and how updates are rounded for sending
+    schedule: int  # when energy comes, what a round costs, and who trains when
+
+
+def _later(default: Any) -> Any:
+    """A key that files leave out where it has its default, so that the names of older folders stay as they are."""
+    return field(default=default, metadata={"left_out": True})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The defaults are the preset digits at one rate for all methods: 40 clients, the paper's energy."""
+
+    data: Source = Digits()
+    split: Split = ByEnergy()
+    fleet: FleetSpec = CycleFleet()
+    policy: Policy = UniformWindow()
+    server: ServerRule = Sum()
+    server_optimizer: ServerOptimizer = ServerSGD()
+    model: Model = Mlp()
+    # A decaying rate: the noise of unequal participation fades with it.
+    client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
+    gradients: tuple[GradientRule, ...] = ()  # what changes gradients before the client's step, in this order
+    compression: Compressor = Whole()
+    rounds: int = 400
+    local_steps: int = 5
+    batch_size: int = 10
+    keep_state: bool = True  # a client's optimiser state survives to its next round
+    state_place: str = "device"  # where it is kept: on the device that trains, or on disk
+    eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
+    seed: int = 0
+    device: str = "auto"
+    trainer: str = "auto"
+    # Whether it is compared with plain autograd on a little of the run's own data, before the run.
+    check_trainer: bool = _later(True)
+    precision: str = "float32"
+    # One kind of chance can be varied, or held still, by a seed of its own; None: it follows `seed`.
+    split_seed: int | None = _later(None)
+    init_seed: int | None = _later(None)
+    batch_seed: int | None = _later(None)
+    schedule_seed: int | None = _later(None)
+    # The part of the training samples that is held out of training and evaluated on, in place of the test set.
+    validation: float = _later(0.0)
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("local_steps", 1), ("batch_size", 1), ("eval_every", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a whole number of at least {least}.")
+        check_seed(self.seed)
+        for name in ("split_seed", "init_seed", "batch_seed", "schedule_seed"):
+            check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
+        if not 0.0 <= self.validation < 1.0:
+            raise InputError(f"validation is {self.validation}; it must be a part from 0 to below 1, such as 0.1.")
+
+    @property
+    def seeds(self) -> Seeds:
+        """Each kind of chance with the seed it has in this run."""
+        own = (self.split_seed, self.init_seed, self.batch_seed, self.schedule_seed)
+        return Seeds(*(self.seed if seed is None else seed for seed in own))
+
+    def same_run(self) -> Experiment:
+        """Equal for two experiments that differ in how their seeds are written, and in nothing that is run."""
+        split, init, batch, schedule = self.seeds
+        return replace(self, seed=0, split_seed=split, init_seed=init, batch_seed=batch, schedule_seed=schedule)
+
+    @property
+    def method(self) -> str:
+        """The method's name, or the names of its policy and server rule if it has none."""
+        for name, method in METHODS.items():
+            if (method.policy, method.server) == (self.policy, self.server):
+                return name
+        return f"{kind_of(self.policy)}+{kind_of(self.server)}"
+
+    @property
+    def title(self) -> str:
+        known = METHODS.get(self.method)
+        return known.title if known else self.method
+
+    def with_method(self, name: str) -> Experiment:
+        return replace(self, policy=METHODS[name].policy, server=METHODS[name].server)
+
+    def make_fleet(self) -> Fleet:
+        fleet = self.fleet.build(self.local_steps, self.compression)
+        fleet.check_rounds(self.rounds)
+        return fleet
+
+    def pinned(self) -> Experiment:
+        """The same, tied to the content that the files it names have now."""
+        return replace(self, fleet=self.fleet.pinned())
+
+    def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
+        data, seed = self.data.load(), self.seeds.split
+        if self.validation:
+            data = data.hold_out(self.validation, seed)
+        return data.split(self.split, len(fleet), fleet=fleet, seed=seed)
+
+    def simulation(self, data: FederatedData | OnDemand | None = None, **settings: Any) -> Simulation:
+        """The run, set up and ready to iterate over. data: in place of the experiment's own."""
+        fleet = self.make_fleet()
+        return Simulation(
+            self.model,
+            self.make_data(fleet) if data is None else data,
+            fleet,
+            Method(self.policy, self.server, self.title),
+            rounds=self.rounds,
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+            client_optimizer=self.client,
+            gradients=self.gradients,
+            compression=self.compression,
+            server_optimizer=self.server_optimizer,
+            keep_optimizer_state=self.keep_state,
+            state_place=self.state_place,
+            eval_every=self.eval_every or None,
+            seed=self.seed,
+            init_seed=self.init_seed,
+            batch_seed=self.batch_seed,
+            schedule_seed=self.schedule_seed,
+            device=self.device,
+            trainer=self.trainer,
+            check_trainer=self.check_trainer,
+            precision=self.precision,
+            **settings,
+        )
+
+
+def kind_of(value: Any) -> str:
+    """The name of a value's class in its table."""
+    for table in TABLES.values():
+        for name, kind in table.items():
+            if type(value) is kind:
+                return name
+    raise InputError(f"{type(value).__name__} is in no table of kinds; add it to its room's table.")
+
+
+def choices(name: str) -> list[str] | None:
+    """Valid texts of a plain key, where it has a fixed set."""
+    return {
+        "trainer": list(TRAINERS),
+        "device": ["auto", "cpu", "cuda"],
+        "precision": list(PRECISIONS),
+        "state_place": list(PLACES),
+    }.get(name)

@@ -1,0 +1,228 @@
+"""Server rules that remember what every client sent last and let it speak for the client in its absence.
+
+With y_i remembered of client i (nothing before its first round), all of them are
+
+    u = g * sum_i p_i y_i  +  sum over participants of (a_i delta_i - b_i y_i),   then y_i <- delta_i
+
+    last-updates   a_i = b_i = p_i,                              g = 1
+    MIFA           the same with update / learning rate for y_i,  g = b_i / p_i = the learning rate now
+    FedVARP        a_i = b_i = p_i / sum of participants' p,     g = 1
+    HT-VARP        a_i = p_i E_i,  b_i = memory * p_i E_i,       g = memory
+
+They take away the noise that comes from who happens to take part, and keep the minibatches' noise
+longer. They need N x d numbers and a server that may see single updates (no secure aggregation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from everfed.arrays import Floats, Ints
+from everfed.errors import InputError
+from everfed.learning.task import Trained
+from everfed.server.aggregate import Aggregator, Outcome, Setting
+from everfed.server.rules import PlainRule, ServerRule, UnitScales, Weighting
+from everfed.server.vectors import Vectors, as_row, check_place
+
+
+@dataclass(frozen=True)
+class LastUpdates(PlainRule):
+    """Everybody's latest update, weighed by shares, in every round: close to MIFA, but not MIFA.
+
+    No cycle is needed and no scale is used; the bias is staleness, which fades with the learning rate.
+    An update keeps the length it had, however far the learning rate has fallen since (`Mifa` rescales it).
+    Until a client has taken part once, the others stand in for it (the sum is divided by the shares seen).
+
+    Not for large steps or clients with Adam: old updates then point where the model no longer is.
+    place: 'device' or 'disk', where the updates are kept.
+    """
+
+    heeds_scales: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+    place: str = "device"
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
+
+    def weighting(self, clients: int) -> Weighting:
+        return UnitScales()
+
+    def start(self, setting: Setting) -> Aggregator:
+        return _StandingIn(self, setting, self.place)
+
+
+@dataclass(frozen=True)
+class Mifa(PlainRule):
+    """MIFA (Gu, Huang, Zhang & Huang, NeurIPS 2021), with shares p_i where they have 1/N.
+
+    The server remembers of every client its last update divided by the learning rate it was made with, a
+    sum of gradients G_i, and moves the model by the learning rate of this round times sum p_i G_i. Where rates
+    change from step to step, the sum of a round's rates stands for the rate.
+
+    wait: nothing moves before every client has taken part once, as the analysis assumes and the authors'
+    main experiments do; a client that never trains then stops everything. wait = False starts at
+    once with zeros for clients not heard yet, as their code without waiting does. The analysis is about
+    clients with SGD. place: 'device' or 'disk', where the G_i are kept.
+    """
+
+    heeds_scales: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+    wait: bool = True
+    place: str = "device"
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
+
+    def weighting(self, clients: int) -> Weighting:
+        return UnitScales()
+
+    def start(self, setting: Setting) -> Aggregator:
+        return _Mifa(self, setting, self.place, self.wait)
+
+
+@dataclass(frozen=True)
+class FedVarp(PlainRule):
+    """FedVARP (Jhunjhunwala et al., UAI 2022), with shares p_i where they have 1/N.
+
+    u = sum_i p_i y_i + mean over participants of (delta_i - y_i): SAGA over clients. It is made for a server
+    that samples clients uniformly. Under unequal participation a round's update is biased towards frequent
+    clients while updates still change (`Varp` repairs that with the scales). place: 'device' or 'disk'.
+    """
+
+    normalizes: ClassVar[bool] = True
+    heeds_scales: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+    place: str = "device"
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
+
+    def weighting(self, clients: int) -> Weighting:
+        return UnitScales()
+
+    def start(self, setting: Setting) -> Aggregator:
+        return _Remembering(self, setting, self.place)
+
+
+@dataclass(frozen=True)
+class Varp(PlainRule):
+    """HT-VARP: Algorithm 1 with each client's last update as a control variate.
+
+    FedVARP (Jhunjhunwala et al., UAI 2022) with Horvitz-Thompson weights, so that it stays unbiased
+    when clients take part unequally often: the variance p_i^2 (E_i - 1) |delta_i|^2 becomes
+    p_i^2 (E_i - 1) |delta_i - memory * y_i|^2. memory = 0 is Algorithm 1, bit for bit; with memory = 1 no
+    noise of participation is left where updates are exact, but noisy minibatches are counted twice.
+
+    Not for small batches at memory = 1; somewhere around 0.5 is safer. place: 'device' or 'disk'.
+    """
+
+    remembers: ClassVar[bool] = True
+    memory: float = 0.5
+    place: str = "device"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.memory <= 1.0:
+            raise InputError(f"memory is {self.memory}; the weight of the last update is from 0 to 1.")
+        check_place(self.place)
+
+    def start(self, setting: Setting) -> Aggregator:
+        if self.memory == 0.0:
+            return Aggregator(self, setting)
+        return _Remembering(self, setting, self.place, self.memory)
+
+
+class _Remembering(Aggregator):
+    """Keeps y_i, and their weighed sum, so that a round costs its participants only."""
+
+    kept: ClassVar[str] = "the last update"
+
+    def __init__(self, rule: ServerRule, setting: Setting, place: str, memory: float = 1.0) -> None:
+        super().__init__(rule, setting)
+        self.memory = memory
+        self.unit = 1.0  # what y_i is counted in: the update is unit * y_i
+        self.last = Vectors(len(setting.shares), setting.size, setting.device, place)
+        self.total = torch.zeros(setting.size, device=setting.device)  # sum of p_i y_i over the clients seen
+        self.change = torch.zeros_like(self.total)  # of `total`, by this round's participants
+
+    def explain(self) -> list[str]:
+        return [self.last.explain(self.kept)]
+
+    def seen(self) -> float:
+        """The shares of the clients that have taken part, summed."""
+        return float(self.setting.shares[self.last.seen].sum())
+
+    def _recalled(self) -> tuple[Tensor | None, float]:
+        if not self.last.seen.any():
+            return None, 0.0
+        return self.total * (self.memory * self.unit), self.seen() * self.memory
+
+    def _absorb(self, round: int, trained: Trained, coefficients: Floats, part: Tensor, finite: Tensor) -> float:
+        # A client whose result is not finite counts as absent: its last update goes on speaking for it.
+        good = finite.cpu().numpy()
+        clients, of_old = trained.clients[good], self.memory * coefficients[good]
+        known = self.last.seen[clients]
+        old, new = self.last.read(clients), trained.deltas[finite] / self.unit
+        part -= as_row(of_old * self.unit, part) @ old
+        self.change += as_row(self.setting.shares[clients], part) @ (new - old)
+        self.last.write(clients, new)
+        return -float(of_old[known].sum())
+
+    def _end(self, round: int, update: Tensor | None) -> None:
+        self.total += self.change
+        self.change.zero_()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        kept = {f"last.{name}": value for name, value in self.last.state_dict().items()}
+        return {**super().state_dict(), **kept, "total": self.total.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.last.load_state_dict({n.removeprefix("last."): v for n, v in state.items() if n.startswith("last.")})
+        self.total = state["total"].clone().to(self.setting.device)
+
+
+class _StandingIn(_Remembering):
+    """Those who have been heard speak for those who have not."""
+
+    def round(
+        self, round: int, clients: Ints, scales: Floats, results: Iterable[Trained], skip: bool = False
+    ) -> Outcome:
+        outcome, seen = super().round(round, clients, scales, results, skip), self.seen()
+        if outcome.update is None or not seen:
+            return outcome
+        return outcome._replace(update=outcome.update.div_(seen), weight=outcome.weight / seen)
+
+
+class _Mifa(_Remembering):
+    kept: ClassVar[str] = "the last gradients (update / learning rate)"
+
+    def __init__(self, rule: ServerRule, setting: Setting, place: str, wait: bool) -> None:
+        super().__init__(rule, setting, place)
+        if setting.optimizer is None:
+            raise InputError(
+                "MIFA divides updates by the clients' learning rate, which is not known here; "
+                "with a constant rate, last-updates does the same once everybody has taken part."
+            )
+        self.wait = wait
+
+    @property
+    def waits(self) -> bool:
+        return self.wait
+
+    def round(
+        self, round: int, clients: Ints, scales: Floats, results: Iterable[Trained], skip: bool = False
+    ) -> Outcome:
+        self.unit = self.setting.local_rates(round)
+        if not self.unit > 0.0:
+            raise InputError(
+                f"MIFA divides updates by the clients' learning rate, which is {self.unit} in round {round}."
+            )
+        outcome = super().round(round, clients, scales, results, skip)
+        if outcome.update is None or not self.wait or self.last.seen[self.setting.shares > 0.0].all():
+            return outcome
+        return outcome._replace(update=outcome.update.mul_(0.0), weight=0.0)  # what is not finite stays so

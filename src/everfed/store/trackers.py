@@ -1,0 +1,141 @@
+"""Records for other people's dashboards: TensorBoard event files and MLflow.
+
+A tracker is a consumer of round records, off unless asked for. Each writes inside the run's
+folder by default, and starts again at the right round when a run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from everfed.errors import MissingExtraError, lookup
+from everfed.run import config
+from everfed.run.experiment import Experiment
+from everfed.run.loop import RoundRecord
+
+
+class Tracker(Protocol):
+    """The shape of every tracker; `TRACKERS` lists them."""
+
+    def __init__(self, experiment: Experiment, folder: Path) -> None: ...
+
+    def record(self, record: RoundRecord) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def scalars(record: RoundRecord) -> dict[str, float]:
+    """The numbers of a round, by the names that both trackers show."""
+    values: dict[str, float] = {
+        "round/participants": len(record.participants),
+        "round/weight": record.round_weight,
+        "round/update_norm": record.update_norm,
+        "energy/harvested": record.energy.harvested,
+        "energy/spent": record.energy.spent,
+        "energy/wasted": record.energy.wasted,
+    }
+    if record.train_loss is not None:
+        values["train/loss"] = record.train_loss
+    if record.metrics:
+        values["test/loss"] = record.metrics.loss
+        if record.metrics.accuracy is not None:
+            values["test/accuracy"] = record.metrics.accuracy
+        for label, value in (record.metrics.group_accuracy or {}).items():
+            values[f"test/accuracy_{label.replace('=', '_')}"] = value
+    return values
+
+
+class TensorBoard:
+    """Event files in <run>/tensorboard: tensorboard --logdir everfed-out."""
+
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError(
+                "tracking with TensorBoard needs the extra: pip install 'everfed[tensorboard]'."
+            ) from error
+        self.make: Any = SummaryWriter
+        self.folder, self.text = folder / "tensorboard", config.to_toml(experiment)
+        self.writer: Any = None
+
+    def record(self, record: RoundRecord) -> None:
+        if self.writer is None:
+            # Rounds that were logged after the last checkpoint come again: the purge hides the first copy.
+            self.writer = self.make(str(self.folder), purge_step=record.round)
+            self.writer.add_text("experiment", f"```toml\n{self.text}```", record.round)
+        for name, value in scalars(record).items():
+            self.writer.add_scalar(name, value, record.round)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        if self.writer:
+            self.writer.close()
+
+
+class MLflow:
+    """An MLflow run in <run>/mlflow.db, or wherever MLFLOW_TRACKING_URI points."""
+
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise MissingExtraError("tracking with MLflow needs the extra: pip install 'everfed[mlflow]'.") from error
+        from os import environ
+
+        folder.mkdir(parents=True, exist_ok=True)
+        address = environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        self.client: Any = mlflow.MlflowClient(tracking_uri=address)
+        self.metric: Any = mlflow.entities.Metric
+        self.run_id = self._run(experiment, folder / "mlflow-run")
+
+    def _run(self, experiment: Experiment, remembered: Path) -> str:
+        """The run of this folder: the one from before, or a new one with the settings as its parameters."""
+        if remembered.exists():
+            return remembered.read_text()
+        found = self.client.get_experiment_by_name("everfed")
+        group = found.experiment_id if found else self.client.create_experiment("everfed")
+        run_id: str = self.client.create_run(group, run_name=remembered.parent.name).info.run_id
+        for key, value in config.flat(config.to_dict(experiment)).items():
+            self.client.log_param(run_id, key, value)
+        remembered.write_text(run_id)
+        return run_id
+
+    def record(self, record: RoundRecord) -> None:
+        from time import time
+
+        now = int(1000 * time())
+        metrics = [self.metric(name, float(v), now, record.round) for name, v in scalars(record).items()]
+        self.client.log_batch(self.run_id, metrics=metrics)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        self.client.set_terminated(self.run_id, "FINISHED" if kind is None else "FAILED")
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+def tracked(
+    records: Iterator[RoundRecord], names: Sequence[str], experiment: Experiment, folder: Path
+) -> Iterator[RoundRecord]:
+    """The same records, written to these trackers as they pass."""
+    kinds = [lookup(TRACKERS, name, "tracker") for name in names]
+    with ExitStack() as stack:
+        trackers = [stack.enter_context(kind(experiment, folder)) for kind in kinds]
+        for record in records:
+            for tracker in trackers:
+                tracker.record(record)
+            yield record

@@ -1,0 +1,119 @@
+"""What a sweep found, label by label: means over seeds with their intervals, and paired differences."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from everfed.learning.evaluate import Metrics
+from everfed.run.config import to_dict
+from everfed.run.experiment import Experiment
+from everfed.stats import holm, paired
+from everfed.stats import summarize as moments
+from everfed.store.run import StoredRun
+
+Labelled = Sequence[tuple[str, StoredRun]]
+
+# What is compared pair by pair, of a run's last evaluation.
+_COMPARED: dict[str, Callable[[Metrics], float | None]] = {
+    "accuracy": lambda m: m.accuracy,
+    "worst_group_accuracy": lambda m: m.worst_group_accuracy,
+}
+
+
+def summarize(labelled: Labelled) -> dict[str, dict[str, Any]]:
+    """Label by label: mean, sd and 95 % interval over finished seeds, and the mean energy books."""
+    summary: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(label for label, _ in labelled):
+        runs = [run for name, run in labelled if name == label and run.state == "done"]
+        finals = [run.final for run in runs if run.final and run.final.accuracy is not None]
+        if not runs or not finals:
+            continue
+        books = [run.energy.to_dict() for run in runs]
+        summary[label] = {
+            "accuracy": moments([f.accuracy or 0.0 for f in finals]).to_dict(),
+            "worst_group_accuracy": moments([f.worst_group_accuracy or 0.0 for f in finals]).to_dict(),
+            "group_accuracy": {
+                group: moments([(f.group_accuracy or {}).get(group, 0.0) for f in finals]).to_dict()
+                for group in finals[0].group_accuracy or {}
+            },
+            "loss": moments([f.loss for f in finals]).to_dict(),
+            "participations": statistics.fmean(run.participations for run in runs),
+            "energy": {key: statistics.fmean(b[key] for b in books) for key in books[0]},
+            "seeds": [run.experiment.seed for run in runs],
+        }
+    return summary
+
+
+def unfinished(labelled: Labelled) -> dict[str, dict[str, list[int]]]:
+    """Label by label, for those with runs that are not done: the seeds in each state, such as diverged."""
+    out: dict[str, dict[str, list[int]]] = {}
+    for label, run in labelled:
+        if run.state != "done":
+            out.setdefault(label, {}).setdefault(run.state, []).append(run.experiment.seed)
+    return out
+
+
+def reference_of(labels: Sequence[str]) -> str | None:
+    """What the others are compared with: Algorithm 1 where it is there, otherwise the first."""
+    return "algorithm1" if "algorithm1" in labels else next(iter(labels), None)
+
+
+def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]:
+    """Label by label: its accuracies minus the reference's over the seeds that both finished, on the same samples.
+
+    p is of the paired t test, p_holm the same corrected for all labels that are compared, p_flip of the
+    exact sign-flip test (see `stats.paired`).
+    """
+    labels = [label for label in dict.fromkeys(label for label, _ in labelled) if label != reference]
+    out: dict[str, dict[str, Any]] = {label: {} for label in labels}
+    for name, value in _COMPARED.items():
+        pairs = {label: _pairs(labelled, label, reference, value) for label in labels}
+        there = [label for label in labels if pairs[label]]
+        made = [paired(*zip(*pairs[label], strict=True)) for label in there]
+        for label, difference, p in zip(there, made, holm([d.p for d in made]), strict=True):
+            out[label][name] = {**difference.to_dict(), "p_holm": p}
+    return {label: row for label, row in out.items() if row}
+
+
+def incomparable(labelled: Labelled, reference: str) -> list[str]:
+    """A note if some labels were evaluated on other samples than the reference, seed by seed: no differences there."""
+    base, apart = _done(labelled, reference), []
+    for label in dict.fromkeys(label for label, _ in labelled):
+        mine = _done(labelled, label)
+        if any(_evaluated_on(mine[s].experiment) != _evaluated_on(base[s].experiment) for s in mine.keys() & base):
+            apart.append(label)
+    if not apart:
+        return []
+    return [
+        f"{'; '.join(apart)}: not evaluated on the same samples as {reference} (such as validation and test samples), "
+        "so no differences are told between those runs."
+    ]
+
+
+def _pairs(
+    labelled: Labelled, label: str, reference: str, value: Callable[[Metrics], float | None]
+) -> list[tuple[float, float]]:
+    """(its value, the reference's) under each seed that both finished, on the same samples."""
+    mine, base = _done(labelled, label), _done(labelled, reference)
+    out = []
+    for seed in sorted(mine.keys() & base):
+        both = [v for run in (mine[seed], base[seed]) if run.final and (v := value(run.final)) is not None]
+        known = len(both) == 2 and all(map(math.isfinite, both))
+        if known and _evaluated_on(mine[seed].experiment) == _evaluated_on(base[seed].experiment):
+            out.append((both[0], both[1]))
+    return out
+
+
+def _done(labelled: Labelled, label: str) -> dict[int, StoredRun]:
+    return {run.experiment.seed: run for name, run in labelled if name == label and run.state == "done"}
+
+
+def _evaluated_on(experiment: Experiment) -> tuple[Any, ...]:
+    """What the samples depend on that a run is evaluated on; held-out ones are drawn from what is trained on."""
+    held = experiment.validation
+    aside = {"folder", "augment"} if held else {"folder", "augment", "train_limit"}
+    data = {key: value for key, value in to_dict(experiment.data).items() if key not in aside}
+    return data, held, experiment.seeds.split if held else None

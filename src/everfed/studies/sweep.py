@@ -1,0 +1,278 @@
+"""Many runs: a grid of settings times seeds, side by side on the cores there are.
+
+Every run has a folder of its own, named after what sets it apart. A sweep that is started again
+skips what is done and resumes what was cut off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import multiprocessing
+import os
+import queue
+import re
+import signal
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from everfed.errors import EverfedWarning, InputError
+from everfed.run import config
+from everfed.run.experiment import Experiment, Seeds
+from everfed.run.loop import resolve_device
+from everfed.store import StoredRun, open_run, stored_rounds
+from everfed.store.runner import DEFAULT_CHECKPOINT_S
+from everfed.store.trackers import tracked
+
+COMPARED = ("algorithm1", "greedy", "wait-for-all", "fedavg")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a sweep, and what sets it apart from the others."""
+
+    experiment: Experiment
+    settings: dict[str, Any]  # the grid's values, without the seed
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        return ", ".join(str(v) if k in ("method", "policy") else f"{k}={v}" for k, v in self.settings.items()) or "run"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one of the runs is; `note` is for people."""
+
+    run: int
+    round: int
+    accuracy: float | None = None
+    note: str | None = None
+
+
+class Executor(Protocol):
+    """Where and how many at a time runs are executed; it does each of them with `execute`."""
+
+    def __call__(
+        self,
+        runs: Sequence[Planned],
+        options: dict[str, Any],
+        on_progress: Callable[[Progress], None],
+        stop: Callable[[], bool],
+    ) -> None: ...
+
+
+def plan_runs(
+    raw: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: Sequence[int], root: Path
+) -> list[Planned]:
+    """Every combination of the grid's values, times the seeds; seeds of one combination together."""
+    if not seeds:
+        raise InputError("a sweep needs at least one seed.")
+    _check_grid(grid, seeds)
+    runs = []
+    for values in itertools.product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
+        content = deepcopy(dict(raw))
+        for key, value in settings.items():
+            config.change(content, key, value)
+        experiment = config.from_dict(content)
+        for seed in seeds:
+            one = replace(experiment, seed=seed).pinned()
+            runs.append(Planned(one, settings, root / folder_name(one, settings)))
+    _check_distinct(runs)
+    return runs
+
+
+def overwritten(key: str, by: str) -> bool:
+    """Whether setting `by` after `key` undoes it: a whole part replaces its options, and a method its parts."""
+    if by == "method":
+        return key.split(".")[0] in ("method", "policy", "server")
+    whole = by.removesuffix(".kind")
+    return key == whole or key.startswith(whole + ".")
+
+
+def _check_grid(grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None:
+    if "seed" in grid:
+        values = ",".join(map(str, grid["seed"]))
+        raise InputError(f"seeds are no part of the grid: write --seeds {values} in place of --grid seed={values}.")
+    if double := [seed for seed, count in Counter(seeds).items() if count > 1]:
+        raise InputError(f"seed {double[0]} is given {seeds.count(double[0])} times; give each seed once.")
+    for i, key in enumerate(grid):
+        if not grid[key]:
+            raise InputError(f"the grid has no value for '{key}'; give at least one.")
+        for later in list(grid)[i + 1 :]:
+            if overwritten(key, later):
+                raise InputError(f"the grid's '{later}' undoes its '{key}'; put '{later}' first, or leave one out.")
+
+
+def _check_distinct(runs: Sequence[Planned]) -> None:
+    """Nothing is run twice: the same experiment may be written in two ways, such as 1 and 1.0."""
+    first: dict[str, Planned] = {}
+    for run in runs:
+        twin = first.setdefault(config.to_toml(run.experiment.same_run()), run)
+        if twin is not run:
+            a, b = (f"'{one.label}, seed {one.experiment.seed}'" for one in (twin, run))
+            if twin.experiment.seed != run.experiment.seed:
+                pinned = ", ".join(f"{kind}_seed" for kind in Seeds._fields)
+                raise InputError(
+                    f"{pinned} are all set, so every seed gives the same run, as {a} and {b} would; give one seed, or "
+                    "leave one of them out."
+                )
+            raise InputError(f"the grid names one run twice, as {a} and as {b}; give each value once.")
+
+
+def folder_name(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> str:
+    """What sets a run apart, for people, and a short hash of the whole experiment."""
+    parts = [experiment.method]
+    parts += [f"{key}={value}" for key, value in (settings or {}).items() if key not in ("method", "policy")]
+    parts.append(f"seed={experiment.seed}")
+    tag = hashlib.sha256(config.identity(experiment).encode()).hexdigest()[:8]
+    return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join([*parts, tag]))
+
+
+def run_all(
+    runs: Sequence[Planned],
+    *,
+    jobs: int | None = None,
+    checkpoint_s: float = DEFAULT_CHECKPOINT_S,
+    on_divergence: str = "stop",
+    trackers: Sequence[str] = (),
+    on_progress: Callable[[Progress], None] = lambda p: None,
+    stop: Callable[[], bool] = lambda: False,
+    executor: Executor | None = None,
+) -> list[StoredRun]:
+    """Do what is still to do; returns all runs as stored, in the order given.
+
+    On a CPU one process a core; on a GPU one run after the other, unless `jobs` says how many share
+    it, or an `executor` has them done elsewhere. A run that fails (it diverges) does not end the
+    others. Once `stop` says so, every run saves its state after its round.
+    """
+    options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers)}
+    (executor or _Here(jobs))(runs, options, on_progress, stop)
+    return [open_run(run.folder) for run in runs if (run.folder / "experiment.toml").exists()]
+
+
+@dataclass(frozen=True)
+class _Here:
+    """On this machine: one after the other, or in processes side by side."""
+
+    jobs: int | None
+
+    def __call__(
+        self,
+        runs: Sequence[Planned],
+        options: dict[str, Any],
+        on_progress: Callable[[Progress], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
+        workers = min(self.jobs or (1 if on_gpu else len(os.sched_getaffinity(0))), len(runs))
+        if workers > 1:
+            _in_processes(runs, workers, options, on_progress, stop)
+            return
+        for i, run in enumerate(runs):
+            if not stop():
+                execute(i, run, options, on_progress, stop)
+
+
+def longest_first(runs: Sequence[Planned]) -> list[int]:
+    """The longest runs (most participants) first, so that nobody idles at the end."""
+    return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.obeys_energy)
+
+
+def execute(
+    index: int, run: Planned, options: dict[str, Any], tell: Callable[[Progress], None], stop: Callable[[], bool]
+) -> None:
+    """One run, in its folder; `tell` hears of every round."""
+    accuracy = None
+    trackers = options["trackers"]
+    storing = {key: value for key, value in options.items() if key != "trackers"}
+    try:
+        rounds = stored_rounds(run.experiment, run.folder, stop=stop, **storing)
+        for record in tracked(rounds, trackers, run.experiment, run.folder):
+            if record.metrics:
+                accuracy = record.metrics.accuracy
+            tell(Progress(index, record.round + 1, accuracy))
+    except InputError:
+        raise
+    except RuntimeError as error:  # it diverged, or its folder cannot be written: the others go on
+        tell(Progress(index, run.experiment.rounds, accuracy, note=f"{run.label}, seed {run.experiment.seed}: {error}"))
+        return
+    if not stop():
+        final = open_run(run.folder).final
+        tell(Progress(index, run.experiment.rounds, final.accuracy if final else None))
+
+
+def _in_processes(
+    runs: Sequence[Planned],
+    workers: int,
+    options: dict[str, Any],
+    on_progress: Callable[[Progress], None],
+    stop: Callable[[], bool],
+) -> None:
+    # Spawned, not forked: a forked child of a process that has used torch's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    inbox: Any = context.Queue()
+    stopping = context.Event()
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_start_worker, initargs=(inbox, stopping, threads)
+    ) as pool:
+        pending: set[Future[None]] = {pool.submit(_work, i, runs[i], options) for i in longest_first(runs)}
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.1)
+                if stop() and not stopping.is_set():
+                    stopping.set()
+                    pool.shutdown(wait=False, cancel_futures=True)
+                _drain(inbox, on_progress)
+                for future in done:
+                    if not future.cancelled():
+                        future.result()  # bad input stops the sweep now, not at its end
+        except BaseException:
+            stopping.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    _drain(inbox, on_progress)  # after the workers have ended, nothing is still on its way
+
+
+def _drain(inbox: Any, on_progress: Callable[[Progress], None]) -> None:
+    while True:
+        try:
+            on_progress(inbox.get_nowait())
+        except queue.Empty:
+            return
+
+
+_inbox: Any = None  # in a worker process: where progress goes
+_stopping: Any = None  # and the event that ends it
+
+
+def _start_worker(inbox: Any, stopping: Any, threads: int) -> None:
+    global _inbox, _stopping
+    _inbox, _stopping = inbox, stopping
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks the workers to save
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore", EverfedWarning)  # the parent has said them once
+
+
+def _end_with_parent() -> None:
+    """A sweep that is killed takes its workers with it: they would hold their folders, then wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(index: int, run: Planned, options: dict[str, Any]) -> None:
+    execute(index, run, options, _inbox.put, _stopping.is_set)

@@ -1,0 +1,171 @@
+"""Which trainer a task gets, and why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from everfed.errors import EverfedWarning, InputError, lookup
+from everfed.learning.batched import Batched
+from everfed.learning.budget import budget
+from everfed.learning.check import CannotTrainError, Check
+from everfed.learning.dropout import counted_dropout
+from everfed.learning.one_by_one import OneByOne
+from everfed.learning.task import Task, Trainer
+from everfed.trainers.compare import compare, fails
+
+# On a CPU, convolutions with weights of their own for every client run at half the speed of
+# ordinary ones; below this many FLOPs the saved overhead is worth more (docs/benchmarks.md).
+_MOST_TOGETHER = 100_000_000
+
+
+def trainer(name: str, task: Task, check: bool = True) -> Trainer:
+    """A trainer by its name in `TRAINERS`, compared with plain autograd on a little of the task's own data.
+
+    One that is off is an error if it was asked for by name; `auto` says so and takes the next slower one.
+    """
+    make = lookup(TRAINERS, name, "trainer")
+    if task.memory_budget is None and (check or name == "auto"):  # as if nothing had been tried: that takes memory
+        task = replace(task, memory_budget=budget(task))
+    if not check:
+        return _noted(make(task), None)
+    if name == "auto":
+        return _first_right(task)
+    found = compare(make, task, passed_on=(InputError,))
+    if found.failure:
+        raise InputError(
+            f"trainer='{name}' was asked for, but it {found.failure}; use trainer='auto', and please report it. "
+            "check_trainer=False trains with it all the same."
+        )
+    return _noted(make(task), found)
+
+
+def kernels(task: Task) -> Trainer:
+    """The fast trainer, or an error that says why it cannot be had."""
+    try:
+        return _fast(task)
+    except CannotTrainError as reason:
+        raise InputError(f"trainer='kernels' was asked for, but {reason}; use trainer='auto' or 'batched'.") from reason
+
+
+def auto(task: Task) -> Trainer:
+    """Kernels where they exist for the model; else the faster of the other two that can train it.
+
+    Kernels refuse a model when they are made. Whether one can be batched shows only where it is tried.
+    """
+    names, reason = _in_turn(task)
+    for name in names:
+        if name == "batched" and (failure := fails(Batched, task)):
+            reason = f"the trainer 'batched' {failure}"
+            warnings.warn(f"{reason}; taking 'one-by-one' instead.", EverfedWarning, stacklevel=4)
+            continue
+        try:
+            return _made(name, task, reason)
+        except CannotTrainError as why:
+            reason = str(why)
+    raise AssertionError("the last way has no reason to refuse")
+
+
+def _first_right(task: Task) -> Trainer:
+    """What `auto` takes, unless it turns out to be wrong."""
+    names, reason = _in_turn(task)
+    rejected: list[str] = []
+    for number, name in enumerate(names):
+
+        def make(task: Task, name: str = name, reason: str = reason) -> Trainer:
+            return _made(name, task, reason)
+
+        try:
+            found = compare(make, task)
+            if not found.failure:
+                return _noted(make(task), replace(found, rejected=tuple(rejected)))
+        except CannotTrainError as why:
+            reason = str(why)
+            continue
+        failure = f"the trainer '{name}' {found.failure}"
+        rejected.append(failure)
+        reason = failure
+        if number + 1 < len(names):
+            warnings.warn(f"{failure}; taking '{names[number + 1]}' instead.", EverfedWarning, stacklevel=4)
+    raise InputError(
+        f"no trainer does what plain autograd does: {'; '.join(rejected)}. If that is no harm, set check_trainer=False."
+    )
+
+
+def _noted(made: Trainer, found: Check | None) -> Trainer:
+    made.check = found
+    if found and found.difference is None:
+        warnings.warn(f"the trainer is {found.said()}.", EverfedWarning, stacklevel=4)
+    return made
+
+
+def _in_turn(task: Task) -> tuple[list[str], str]:
+    """(what `auto` tries, fastest first; why nothing faster)."""
+    if task.data.device.type != "cpu":
+        return ["kernels", "batched", "one-by-one"], ""
+    # Not even asking for kernels spares importing Triton where it cannot help.
+    work = _convolutions(task)
+    if work > _MOST_TOGETHER and not _spills(task):
+        return ["one-by-one"], f"{work / 1e6:.0f} MFLOP of convolutions a batch keep a CPU busy with one client"
+    return ["batched", "one-by-one"], "kernels need a GPU, and this run trains on the CPU"
+
+
+def _made(name: str, task: Task, reason: str) -> Trainer:
+    if name == "kernels":
+        return _fast(task)
+    return Batched(task, reason) if name == "batched" else OneByOne(task, reason)
+
+
+def _convolutions(task: Task) -> int:
+    """FLOPs of one minibatch's forward pass, if the model has convolutions; else 0."""
+    if not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in task.module.modules()):
+        return 0
+    from torch.utils.flop_counter import FlopCounterMode  # here, since it imports Triton where there is one
+
+    nobody = torch.zeros((), dtype=torch.int64, device=task.data.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, counted_dropout(task.seed, nobody, 0):
+        task.module(task.data.inputs(task.batch_size))
+    return int(counter.get_total_flops())
+
+
+def _spills(task: Task) -> bool:
+    return task.keep_state and task.state_place == "disk"
+
+
+def _fast(task: Task) -> Trainer:
+    if not task.data.whole:
+        raise CannotTrainError("the kernels read samples that lie on the device, and these are loaded on demand")
+    if _spills(task):
+        raise CannotTrainError(
+            "the kernels keep the clients' optimiser state on the device, and it is to be kept on disk"
+        )
+    if task.starts is not None:
+        raise CannotTrainError(
+            "the kernels start all clients from one model, and this server rule starts each from its own"
+        )
+    if task.gradients:
+        names = ", ".join(type(rule).__name__.strip("_") for rule in task.gradients)
+        raise CannotTrainError(f"the kernels step right after the backward pass and leave no room for {names}")
+    try:
+        from everfed.engine.lower import CannotLowerError
+        from everfed.engine.trainer import Kernels
+    except ImportError as error:
+        raise CannotTrainError(
+            f"Triton, which comes with torch for CUDA, is missing here or too old ({error})"
+        ) from error
+    try:
+        return Kernels(task)
+    except CannotLowerError as error:
+        raise CannotTrainError(str(error)) from error
+
+
+TRAINERS: dict[str, Callable[[Task], Trainer]] = {
+    "auto": auto,
+    "kernels": kernels,
+    "batched": Batched,
+    "one-by-one": OneByOne,
+}
