@@ -155,7 +155,7 @@ class Fixed:
     """A compressor that offers one of another's choices."""
 
     def __init__(self, how, bits):
-        self.sent, self.noise, self.bits = how.sent, how.noise, bits
+        self.size_ratio, self.noise, self.bits = how.size_ratio, how.noise, bits
 
     def choices(self):
         return (self.bits,)
