@@ -2,6 +2,7 @@
 
 python tests/recorded_runs.py --show          what is recorded
 python tests/recorded_runs.py --write         run all again and write the file anew; says which entries changed
+python tests/recorded_runs.py --write NAME    only these cases, and those that are new
 python tests/recorded_runs.py --write --why "the reason that results changed"
 """
 
@@ -151,7 +152,7 @@ def _run(case: Case, folder: Path) -> Run:
         return over_flower(case, folder)
     if case.how == "checkpoint":  # the state of one run is put into another, which goes on with it
         first, second = simulation(case, folder), simulation(case, folder)
-        rounds = [record.to_dict() for record, _ in zip(first, range(STOP_AT), strict=False)]
+        rounds = [record.to_dict() for _, record in zip(range(STOP_AT), first, strict=False)]
         second.load_state_dict(deepcopy(first.state_dict()))
         return Run(rounds + [record.to_dict() for record in second], second.params)
     if case.how == "stored":
@@ -218,13 +219,21 @@ def machine() -> dict[str, str]:
 # --- The command. ---
 
 
-def write(why: str) -> None:
-    old = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else {}
-    if unable := [f"{case.name}: {missing(case)}" for case in CASES.values() if missing(case)]:
+def write(names: list[str], why: str) -> None:
+    """Run cases again, all unless some are named, and write the file anew."""
+    recorded = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"machine": machine(), "runs": {}}
+    old = recorded["runs"]
+    if unknown := set(names) - CASES.keys():
+        sys.exit(f"there is no case {', '.join(sorted(unknown))}.")
+    if names and recorded["machine"] != machine():
+        sys.exit("the file is of another machine: write all of it anew, without names.")
+    again = [case for name, case in CASES.items() if not names or name in names or name not in old]
+    if unable := [f"{case.name}: {missing(case)}" for case in again if missing(case)]:
         sys.exit("nothing is written, since some cases cannot be run here:\n" + "\n".join(unable))
     new, changed = {}, []
     for name, case in CASES.items():
-        before, now = old.get(name, {}), entry(case)
+        before = old.get(name, {})
+        now = entry(case) if case in again else {key: value for key, value in before.items() if key != "why"}
         differ = [key for key in now if before and before[key] != now[key]]
         for key in differ:
             print(f"{name}: {key} was {before[key]}, is {now[key]}")
@@ -241,7 +250,7 @@ def write(why: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write", nargs="*", metavar="NAME")
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--why", default="")
     parser.add_argument("--die", nargs=2, help=argparse.SUPPRESS)
@@ -254,8 +263,8 @@ def main() -> None:
         cases = [case for case in CASES.values() if case.how == "ray"]
         runs = over_ray(cases, Path())
         print(json.dumps({case.name: digest(run) for case, run in zip(cases, runs, strict=True)}))
-    elif asked.write:
-        write(asked.why)
+    elif asked.write is not None:
+        write(asked.write, asked.why)
     elif asked.show:
         recorded = json.loads(RESULTS.read_text())
         print(*(f"{key}: {value}" for key, value in recorded["machine"].items()), sep="\n")

@@ -50,7 +50,7 @@ _THIN = [
     {**_ESP32, "trace": "FOLDER/supply.csv", "trace_scale": 2e-4, "battery_wh": 0.01, "step_s": 1.0}
 ]  # radio rules
 _ARRAYS = {"fleet.clients": 6}
-_KERNELS = {"trainer": "kernels", "rounds": 4, "local_steps": 2, "fleet.clients": 4}
+_KERNELS = {"trainer": "kernels", "rounds": 3, "local_steps": 2, "fleet.clients": 4}
 _FLOWER = {"fleet.clients": 4, "rounds": 8}
 
 
@@ -124,7 +124,7 @@ def _cases() -> list[Case]:
         Case("divergence-skipped", {**_ARRAYS, "method": "fedavg"}, task="strange-client"),
         Case("dropout-batched", {**_ARRAYS, "trainer": "batched"}, task="dropout"),
         Case("dropout-one-by-one", {**_ARRAYS, "trainer": "one-by-one"}, task="dropout"),
-        Case("dropout-kernels", {**_KERNELS, "fleet.clients": 6, "rounds": 2}, task="dropout", needs=("triton",)),
+        Case("dropout-kernels", {**_KERNELS, "fleet.clients": 6, "rounds": 2, "local_steps": 1}, task="dropout", needs=("triton",)),
         Case("centre-crop", _ARRAYS, task="centre-crop"),
         Case("crop-flip", {**_ARRAYS, **_ADAM}, task="crop-flip"),
         Case("little-memory", {**_ARRAYS, **_MOMENTUM, "trainer": "batched"}, task="little-memory"),
