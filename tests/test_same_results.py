@@ -14,17 +14,31 @@ SAME_MACHINE = RECORDED["machine"] == machine()
 COMPARED = "to the last bit" if SAME_MACHINE else f"another machine, within {TOLERANCE:g}"
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, id=f"{name}: {COMPARED}") for name in CASES])
+HERE = [name for name, case in CASES.items() if case.how != "ray"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, id=f"{name}: {COMPARED}") for name in HERE])
 def test_a_run_gives_what_it_gave(name):
+    compare(name)
+
+
+@pytest.mark.parametrize("names", [pytest.param(list(CASES.keys() - HERE), id=COMPARED)])
+def test_runs_on_ray_give_what_they_gave(names):
+    """In one test, which starts one Ray: several at once, on as many processes of pytest, would take minutes."""
+    for name in names:
+        compare(name)
+
+
+def compare(name):
     case = CASES[name]
     if reason := missing(case):
         pytest.skip(reason)
     was, now = RECORDED["runs"][name], entry(case)
-    assert now["schedule"] == was["schedule"], "other clients take part, or with other scales or energy"
-    assert now["sketch"] == pytest.approx(was["sketch"], rel=TOLERANCE), "norm of the parameters, losses"
+    assert now["schedule"] == was["schedule"], f"{name}: other clients take part, or with other scales or energy"
+    assert now["sketch"] == pytest.approx(was["sketch"], rel=TOLERANCE), f"{name}: norm of the parameters, losses"
     if SAME_MACHINE:
-        assert now["params"] == was["params"], f"other parameters: {now['sketch']} was {was['sketch']}"
-        assert now["records"] == was["records"], "the same parameters, other records"
+        assert now["params"] == was["params"], f"{name}: other parameters: {now['sketch']} was {was['sketch']}"
+        assert now["records"] == was["records"], f"{name}: the same parameters, other records"
 
 
 def test_what_must_be_equal_was_recorded_as_equal():
