@@ -82,6 +82,9 @@ def _cases() -> list[Case]:
         Case("server-yogi", {"server_optimizer": {"kind": "yogi", "lr": 0.05}}),
         Case("server-adagrad", {"server_optimizer": {"kind": "adagrad", "lr": 0.05}}),
         Case("policy-thrifty", {"policy": {"kind": "thrifty", "chance": 0.5}, "fleet.arrivals": "bernoulli"}),
+        Case("mifa-at-once", {"method": "mifa", "server.wait": False}),
+        Case("scaffold-one-by-one", {"method": "scaffold", "trainer": "one-by-one"}),
+        Case("fedawe-one-by-one", {"method": "fedawe", "trainer": "one-by-one"}),
         Case("rules-on-disk", {"method": "ht-varp", "server.place": "disk"}, same_as="method-ht-varp"),
         Case("scaffold-on-disk", {"method": "scaffold", "server.place": "disk"}, same_as="method-scaffold"),
         # Updates on their way, and gradients.
@@ -135,6 +138,7 @@ def _cases() -> list[Case]:
         Case("checkpoint-fedawe", {"method": "fedawe"}, how="checkpoint", same_as="method-fedawe"),
         Case("checkpoint-adam-fedau", {**_ADAM, "method": "fedau", "fleet.arrivals": "markov"}, how="checkpoint"),
         Case("stored", _LONG, how="stored", same_as="whole"),
+        Case("stored-trace", {**_DEVICES, "fleet.groups": _TRACE}, how="stored", same_as="trace"),
         Case("killed", _LONG, how="killed", same_as="whole"),
         # Elsewhere.
         Case("ray-worker", {"rounds": 8, **_MOMENTUM}, how="ray", needs=("ray",)),
