@@ -9,7 +9,6 @@ so the best b has the least E(b) (1 + noise(b)). Chance is counter-based, as eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -157,19 +156,14 @@ COMPRESSORS: dict[str, type[Any]] = {
 }
 
 
-def compress_all(
-    results: Iterable[Trained], how: Compressor, bits: Ints | None, round: int, seed: int
-) -> Iterator[Trained]:
+def compress_all(trained: Trained, how: Compressor, bits: Ints | None, round: int, seed: int) -> Trained:
     """Results as they arrive at the server. bits: each client's of the fleet, if they chose."""
     if isinstance(how, Whole):
-        yield from results
-        return
-    for trained in results:
-        device = trained.deltas.device
-        chosen = np.full(len(trained.clients), how.choices()[0]) if bits is None else bits[trained.clients]
-        mine, clients = (torch.as_tensor(numbers, device=device) for numbers in (chosen, trained.clients))
-        deltas = how.compress(trained.deltas, mine, clients, round, seed)
-        yield PlainTrained(trained.clients, deltas, trained.losses)
+        return trained
+    device = trained.deltas.device
+    chosen = np.full(len(trained.clients), how.choices()[0]) if bits is None else bits[trained.clients]
+    mine, clients = (torch.as_tensor(numbers, device=device) for numbers in (chosen, trained.clients))
+    return PlainTrained(trained.clients, how.compress(trained.deltas, mine, clients, round, seed), trained.losses)
 
 
 def _quantised(deltas: Tensor, bits: Tensor, bucket: int, chance: Tensor) -> Tensor:

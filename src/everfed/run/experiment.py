@@ -1,35 +1,38 @@
-"""One description of a run, made of values: everything a run depends on, and nothing else.
+"""One description of a run: everything it depends on, and nothing else.
 
-Each part is a value of its room's table (a policy, a split, an optimiser, ...), so a new row in a
-table is at once available in experiment files and on the command line.
+Each part is a value of its room's table (a policy, a split, an optimiser, ...), so that a new row in a
+table is at once available in experiment files and on the command line; or the name of such a row; or, from
+Python, a live object of one's own: a module, arrays, a fleet, a policy, a loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
+from torch import nn
 
 from everfed.data.augment import AUGMENTS, Augment
+from everfed.data.dataset import CentralDataset
 from everfed.data.datasets import DATASETS, Digits, Source
-from everfed.data.federated import FederatedData
+from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, ByEnergy, Split
 from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet, Encoding
 from everfed.energy.random_arrivals import Markov
-from everfed.errors import InputError
+from everfed.errors import InputError, lookup, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
 from everfed.learning.models import MODELS, Mlp, Model
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
 from everfed.learning.precision import PRECISIONS
-from everfed.learning.rows import PLACES
+from everfed.learning.rows import PLACES, check_place
+from everfed.learning.task import Loss
 from everfed.methods import METHODS, Method
 from everfed.random import check_seed
-from everfed.run.loop import Simulation
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
 from everfed.server import SERVER_OPTIMIZERS, SERVER_RULES, ServerOptimizer, ServerRule, ServerSGD, Sum
@@ -124,6 +127,10 @@ TABLES: dict[Any, dict[str, type[Any]]] = {
     Augment: AUGMENTS,
 }
 
+# What a part may be: a value of its table or a name there, or a live object.
+DataPart = Source | CentralDataset | FederatedData | OnDemand | Sequence[tuple[Any, Any]] | str
+ModelPart = Model | nn.Module | Callable[[], nn.Module] | str
+
 
 class Seeds(NamedTuple):
     """The seed of each kind of chance in a run."""
@@ -132,6 +139,20 @@ class Seeds(NamedTuple):
     init: int  # the model's initial weights
     batch: int  # minibatches, crops, dropped activations, and how updates are rounded for sending
     schedule: int  # when energy comes, what a round costs, and who trains when
+
+
+# The table of each part that has one.
+PARTS: dict[str, dict[str, type[Any]]] = {
+    "data": DATASETS,
+    "split": SPLITS,
+    "fleet": FLEETS,
+    "policy": POLICIES,
+    "server": SERVER_RULES,
+    "server_optimizer": SERVER_OPTIMIZERS,
+    "model": MODELS,
+    "client": OPTIMIZERS,
+    "compression": COMPRESSORS,
+}
 
 
 def _later(default: Any) -> Any:
@@ -143,13 +164,13 @@ def _later(default: Any) -> Any:
 class Experiment:
     """The defaults are the preset digits at one rate for all methods: 40 clients, the paper's energy."""
 
-    data: Source = Digits()
-    split: Split = ByEnergy()
-    fleet: FleetSpec = CycleFleet()
+    data: DataPart = Digits()
+    split: Split = ByEnergy()  # of data that nobody owns yet
+    fleet: FleetSpec | Fleet = CycleFleet()
     policy: Policy = UniformWindow()
     server: ServerRule = Sum()
     server_optimizer: ServerOptimizer = ServerSGD()
-    model: Model = Mlp()
+    model: ModelPart = Mlp()
     # A decaying rate: the noise of unequal participation fades with it.
     client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
     gradients: tuple[GradientRule, ...] = ()  # what changes gradients before the client's step, in this order
@@ -173,11 +194,19 @@ class Experiment:
     schedule_seed: int | None = _later(None)
     # The part of the training samples that is held out of training and evaluated on, in place of the test set.
     validation: float = _later(0.0)
+    # Of (outputs, targets), a scalar. None: cross entropy for classes, squared error for float targets.
+    loss: Loss | None = _later(None)
 
     def __post_init__(self) -> None:
+        for part in fields(self):
+            _take_part(self, part.name)
         for name, least in (("rounds", 1), ("local_steps", 1), ("batch_size", 1), ("eval_every", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be a whole number of at least {least}.")
+            check_count(name, getattr(self, name), least)
+        if self.rounds * self.local_steps >= 2**32:
+            raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
+        if not hasattr(self.client, "as_torch"):
+            raise InputError(f"client is {self.client!r}; it must be a value such as SGD(0.1).")
+        check_place(self.state_place, "state_place", "the clients' optimiser state is")
         check_seed(self.seed)
         for name in ("split_seed", "init_seed", "batch_seed", "schedule_seed"):
             check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
@@ -195,6 +224,17 @@ class Experiment:
         split, init, batch, schedule = self.seeds
         return replace(self, seed=0, split_seed=split, init_seed=init, batch_seed=batch, schedule_seed=schedule)
 
+    @classmethod
+    def of(
+        cls, model: ModelPart, data: DataPart, fleet: FleetSpec | Fleet, method: str | Method, **settings: Any
+    ) -> Experiment:
+        """From the words of `simulate`: a method stands for its policy and server rule."""
+        for name in settings:
+            if name not in cls.__dataclass_fields__:
+                raise InputError(unknown("setting", name, cls.__dataclass_fields__))
+        chosen = method if isinstance(method, Method) else lookup(METHODS, method, "method")
+        return cls(data=data, fleet=fleet, model=model, policy=chosen.policy, server=chosen.server, **settings)
+
     @property
     def method(self) -> str:
         """The method's name, or the names of its policy and server rule if it has none."""
@@ -208,52 +248,68 @@ class Experiment:
         known = METHODS.get(self.method)
         return known.title if known else self.method
 
+    @property
+    def evaluation_interval(self) -> int:
+        """Rounds between evaluations."""
+        return self.eval_every or max(1, self.rounds // 20)
+
     def with_method(self, name: str) -> Experiment:
         return replace(self, policy=METHODS[name].policy, server=METHODS[name].server)
 
     def make_fleet(self) -> Fleet:
-        fleet = self.fleet.build(self.local_steps, self.compression)
+        live = isinstance(self.fleet, Fleet)
+        fleet = self.fleet if isinstance(self.fleet, Fleet) else self.fleet.build(self.local_steps, self.compression)
+        if live and len(self.compression.choices()) > 1:
+            raise InputError(
+                "this compression chooses bits by what a round costs a device; describe the fleet by its devices "
+                "(DeviceFleet) rather than by a Fleet that is built already."
+            )
         fleet.check_rounds(self.rounds)
         return fleet
 
     def pinned(self) -> Experiment:
         """The same, tied to the content that the files it names have now."""
-        return replace(self, fleet=self.fleet.pinned())
+        return self if isinstance(self.fleet, Fleet) else replace(self, fleet=self.fleet.pinned())
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
-        data, seed = self.data.load(), self.seeds.split
+        if isinstance(self.data, FederatedData | OnDemand):
+            if self.validation:
+                raise InputError(
+                    "validation holds samples out before clients own them, and these data have owners already; leave "
+                    "validation at 0 and give the validation set in the test set's place."
+                )
+            return self.data
+        seed = self.seeds.split
+        data: Any = self.data if isinstance(self.data, CentralDataset) else self.data.load()  # type: ignore[union-attr]
         if self.validation:
             data = data.hold_out(self.validation, seed)
-        return data.split(self.split, len(fleet), fleet=fleet, seed=seed)
+        split: FederatedData | OnDemand = data.split(self.split, len(fleet), fleet=fleet, seed=seed)
+        return split
 
-    def simulation(self, data: FederatedData | OnDemand | None = None, **settings: Any) -> Simulation:
-        """The run, set up and ready to iterate over. data: in place of the experiment's own."""
-        fleet = self.make_fleet()
-        return Simulation(
-            self.model,
-            self.make_data(fleet) if data is None else data,
-            fleet,
-            Method(self.policy, self.server, self.title),
-            rounds=self.rounds,
-            local_steps=self.local_steps,
-            batch_size=self.batch_size,
-            client_optimizer=self.client,
-            gradients=self.gradients,
-            compression=self.compression,
-            server_optimizer=self.server_optimizer,
-            keep_optimizer_state=self.keep_state,
-            state_place=self.state_place,
-            eval_every=self.eval_every or None,
-            seed=self.seed,
-            init_seed=self.init_seed,
-            batch_seed=self.batch_seed,
-            schedule_seed=self.schedule_seed,
-            device=self.device,
-            trainer=self.trainer,
-            check_trainer=self.check_trainer,
-            precision=self.precision,
-            **settings,
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+
+
+def _take_part(experiment: Experiment, name: str) -> None:
+    """Names become values of their table, and lists of (x, y) data of clients."""
+    value, table = getattr(experiment, name), PARTS.get(name)
+    if name == "gradients":
+        if hasattr(value, "adjust") or isinstance(value, str):
+            raise InputError(f"gradients is {value!r}; it must be a list of such rules, as in [Clip(1.0)].")
+        taken: Any = tuple(
+            lookup(GRADIENT_RULES, one, "gradient rule")() if isinstance(one, str) else one for one in value
         )
+    elif table is not None and isinstance(value, str):
+        taken = lookup(table, value, name.replace("_", " "))()
+    elif name == "data" and isinstance(value, list | tuple):
+        taken = from_arrays(value)
+    elif name == "fleet" and not isinstance(value, Fleet) and not hasattr(value, "build"):
+        raise InputError(f"the fleet is a {type(value).__name__}; make one with Fleet.from_cycles.")
+    else:
+        return
+    object.__setattr__(experiment, name, taken)
 
 
 def kind_of(value: Any) -> str:

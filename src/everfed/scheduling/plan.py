@@ -54,10 +54,12 @@ class Schedule:
 
     def rounds(self, first: int, last: int) -> Iterator[PlanStep]:
         """The plan's rounds first .. last - 1; earlier ones must have been stepped or restored."""
-        for r in range(first, last):
-            join, scale = self.step(r)
-            clients = np.flatnonzero(join)
-            yield PlanStep(r, clients, scale[clients], self.battery.books())
+        return map(self.plan_round, range(first, last))
+
+    def plan_round(self, round: int) -> PlanStep:
+        join, scale = self.step(round)
+        clients = np.flatnonzero(join)
+        return PlanStep(round, clients, scale[clients], self.battery.books())
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """All that later rounds depend on: what the policy keeps, and the batteries."""

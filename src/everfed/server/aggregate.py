@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +14,38 @@ from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import Optimizer, rate
+
+Arrays = dict[str, npt.NDArray[Any]]
 from everfed.learning.task import Starts, Trained
 
-if TYPE_CHECKING:
-    from everfed.server.rules import ServerRule
+
+class WeightingRule(Protocol):
+    """What an aggregator needs of a server rule."""
+
+    normalizes: ClassVar[bool]  # whether coefficients are divided by their sum
+
+    def weighting(self, clients: int) -> Weighting: ...
+
+
+class Weighting(Protocol):
+    """A rule's weights at work in one run, or in many side by side.
+
+    It knows a client by its number alone, so that S runs of N clients are one weighting of S * N
+    clients: an audit measures a rule over many seeds with the code that a server runs.
+    """
+
+    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
+        """What multiplies each participant's share; scales: what the participants ask for.
+
+        To be called once for every round in which somebody takes part, in order.
+        """
+        ...
+
+    def state_dict(self) -> Arrays:
+        """What later factors depend on, each array with one row per client."""
+        ...
+
+    def load_state_dict(self, state: Arrays) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,9 +79,12 @@ class Outcome(NamedTuple):
 
 
 class Aggregator:
-    """The sum of coefficient * delta. Rules that remember updates extend `_absorb` and `_recalled`."""
+    """A rule at work in one run. In every round: `open`, `add` each part of the results, `close`.
 
-    def __init__(self, rule: ServerRule, setting: Setting) -> None:
+    This one forms the sum of coefficient * delta. Rules that remember updates extend `_absorb` and `_recalled`.
+    """
+
+    def __init__(self, rule: WeightingRule, setting: Setting) -> None:
         self.rule, self.setting = rule, setting
         self.weighting = rule.weighting(len(setting.shares))
 
@@ -82,34 +112,43 @@ class Aggregator:
         weights = self.setting.shares[clients] * self.weighting.factors(round, clients, scales)
         return weights / weights.sum() if self.rule.normalizes and len(weights) else weights
 
-    def round(
-        self, round: int, clients: Ints, scales: Floats, results: Iterable[Trained], skip: bool = False
-    ) -> Outcome:
-        """Use up a round's results. skip: participants whose results are not finite count as absent."""
-        known = {n: v[clients] for n, v in self.weighting.state_dict().items()} if skip else {}
-        weights = self.coefficients(round, clients, scales) if len(clients) else np.zeros(0)
-        update, losses, finite, done = None, [], [], 0
-        remembered, recalled = self._recalled()
-        weight = 0.0
-        for trained in results:
-            here = weights[done : done + len(trained.clients)]
-            part, good = trained.weighted_sum(here, skip=skip)
-            weight += self._absorb(round, trained, here, part, good)
-            update = part if update is None else update.add_(part)
-            losses.append(trained.losses)
-            finite.append(good)
-            done += len(trained.clients)
-        whose, rescale = _joined(finite), 1.0
-        if skip and whose is not None and not bool(whose.all()):
-            present = whose.cpu().numpy()
-            self._forget(clients[~present], {name: rows[~present] for name, rows in known.items()})
+    def open(self, round: int, clients: Ints, scales: Floats, skip: bool = False) -> None:
+        """Begin a round. skip: participants whose results are not finite count as absent."""
+        self.round, self.clients, self.skip = round, clients, skip
+        self._before = {n: v[clients] for n, v in self.weighting.state_dict().items()} if skip else {}
+        self._weights = self.coefficients(round, clients, scales) if len(clients) else np.zeros(0)
+        self._memory = self._recalled()
+        self._sum: Tensor | None = None
+        self._losses: list[Tensor] = []
+        self._finite: list[Tensor] = []
+        self._done, self._absorbed = 0, 0.0
+
+    def add(self, trained: Trained) -> None:
+        """Use up the results of the next participants, in the order in which `open` named them."""
+        here = self._weights[self._done : self._done + len(trained.clients)]
+        part, finite = trained.weighted_sum(here, skip=self.skip)
+        self._absorbed += self._absorb(self.round, trained, here, part, finite)
+        self._sum = part if self._sum is None else self._sum.add_(part)
+        self._losses.append(trained.losses)
+        self._finite.append(finite)
+        self._done += len(trained.clients)
+
+    def close(self) -> Outcome:
+        """The round's update."""
+        update, weights, rescale = self._sum, self._weights, 1.0
+        finite = _joined(self._finite)
+        if self.skip and finite is not None and not bool(finite.all()):
+            present = finite.cpu().numpy()
+            self._forget(self.clients[~present], {name: rows[~present] for name, rows in self._before.items()})
             weights = weights[present]
             rescale = self._rescale(weights)
             update = update.mul_(rescale) if update is not None else None
-        self._end(round, update)
+        self._end(self.round, update)
+        remembered, recalled = self._memory
         if remembered is not None:
             update = remembered if update is None else update.add_(remembered)
-        return Outcome(update, recalled + rescale * (weight + float(weights.sum())), _joined(losses), whose)
+        weight = recalled + rescale * (self._absorbed + float(weights.sum()))
+        return Outcome(update, weight, _joined(self._losses), finite)
 
     def _forget(self, clients: Ints, known: dict[str, npt.NDArray[Any]]) -> None:
         """Put back what was known of these participants before the round."""

@@ -77,13 +77,10 @@ class _Scaffold(Aggregator):
 
     @property
     def gradients(self) -> tuple[GradientRule, ...]:
-        return (self,)
+        return (_Correction(self),)
 
     def explain(self) -> list[str]:
         return [self.own.explain("the mean gradient")]
-
-    def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
-        return grads + (self.mean - self.own.read(clients))
 
     def _absorb(self, round: int, trained: Trained, coefficients: Floats, part: Tensor, finite: Tensor) -> float:
         clients = trained.clients[finite.cpu().numpy()]
@@ -105,3 +102,13 @@ class _Scaffold(Aggregator):
         super().load_state_dict(state)
         self.own.load_state_dict({n.removeprefix("own."): v for n, v in state.items() if n.startswith("own.")})
         self.mean = state["mean"].clone().to(self.setting.device)
+
+
+class _Correction:
+    """The clients' gradient rule: what the server keeps is added to every local gradient."""
+
+    def __init__(self, kept: _Scaffold) -> None:
+        self.kept = kept
+
+    def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
+        return grads + (self.kept.mean - self.kept.own.read(clients))

@@ -15,7 +15,6 @@ longer. They need N x d numbers and a server that may see single updates (no sec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -189,10 +188,8 @@ class _Remembering(Aggregator):
 class _StandingIn(_Remembering):
     """Those who have been heard speak for those who have not."""
 
-    def round(
-        self, round: int, clients: Ints, scales: Floats, results: Iterable[Trained], skip: bool = False
-    ) -> Outcome:
-        outcome, seen = super().round(round, clients, scales, results, skip), self.seen()
+    def close(self) -> Outcome:
+        outcome, seen = super().close(), self.seen()
         if outcome.update is None or not seen:
             return outcome
         return outcome._replace(update=outcome.update.div_(seen), weight=outcome.weight / seen)
@@ -214,15 +211,16 @@ class _Mifa(_Remembering):
     def waits(self) -> bool:
         return self.wait
 
-    def round(
-        self, round: int, clients: Ints, scales: Floats, results: Iterable[Trained], skip: bool = False
-    ) -> Outcome:
+    def open(self, round: int, clients: Ints, scales: Floats, skip: bool = False) -> None:
         self.unit = self.setting.local_rates(round)
         if not self.unit > 0.0:
             raise InputError(
                 f"MIFA divides updates by the clients' learning rate, which is {self.unit} in round {round}."
             )
-        outcome = super().round(round, clients, scales, results, skip)
+        super().open(round, clients, scales, skip)
+
+    def close(self) -> Outcome:
+        outcome = super().close()
         if outcome.update is None or not self.wait or self.last.seen[self.setting.shares > 0.0].all():
             return outcome
         return outcome._replace(update=outcome.update.mul_(0.0), weight=0.0)  # what is not finite stays so

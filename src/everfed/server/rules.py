@@ -10,47 +10,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
-from everfed.server.aggregate import Aggregator, Setting
-
-Arrays = dict[str, npt.NDArray[Any]]
+from everfed.server.aggregate import Aggregator, Arrays, Setting, Weighting, WeightingRule
 
 
-class Weighting(Protocol):
-    """A rule's weights at work in one run, or in many side by side.
-
-    It knows a client by its number alone, so that S runs of N clients are one weigher of S * N
-    clients: an audit measures a rule over many seeds with the code that a server runs.
-    """
-
-    def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
-        """What multiplies each participant's share; scales: what the participants ask for.
-
-        To be called once for every round in which somebody takes part, in order.
-        """
-        ...
-
-    def state_dict(self) -> Arrays:
-        """What later factors depend on, each array with one row a client."""
-        ...
-
-    def load_state_dict(self, state: Arrays) -> None: ...
-
-
-class ServerRule(Protocol):
+class ServerRule(WeightingRule, Protocol):
     """The shape of every server rule; `SERVER_RULES` lists them."""
 
-    normalizes: ClassVar[bool]  # whether coefficients are divided by their sum
     heeds_scales: ClassVar[bool]  # whether it multiplies by the client's own scale, or finds weights itself
     remembers: ClassVar[bool]  # whether it keeps updates of clients and uses them in their absence
-
-    def weighting(self, clients: int) -> Weighting: ...
 
     def start(self, setting: Setting) -> Aggregator:
         """The rule at work in one run."""

@@ -1,0 +1,68 @@
+"""What a run leaves behind: one record per round, and the trained model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from everfed.arrays import Floats, Ints
+from everfed.energy.battery import Books
+from everfed.learning.evaluate import Metrics
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round."""
+
+    round: int
+    participants: Ints
+    scales: Floats  # what each participant multiplied its update by
+    round_weight: float  # W_r: the participants' coefficients summed; 1 on average if unbiased
+    energy: Books  # up to and including this round
+    update_norm: float  # length of the server's step
+    train_loss: float | None  # mean minibatch loss of the participants; None if nobody trained
+    metrics: Metrics | None  # where evaluated: after the update
+    seconds: float
+    dropped: tuple[int, ...] = ()  # participants whose update was not finite and was left out
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "participants": self.participants.tolist(),
+            "scales": self.scales.tolist(),
+            "round_weight": self.round_weight,
+            "energy": self.energy.to_dict(),
+            "update_norm": self.update_norm,
+            "train_loss": self.train_loss,
+            "metrics": self.metrics.to_dict() if self.metrics else None,
+            "seconds": self.seconds,
+            "dropped": list(self.dropped),
+        }
+
+
+@dataclass(frozen=True)
+class History:
+    """A finished run: its records and the trained model."""
+
+    rounds: list[RoundRecord]
+    params: dict[str, Tensor]  # a state_dict
+
+    @property
+    def final(self) -> Metrics | None:
+        """The last evaluation."""
+        return next((r.metrics for r in reversed(self.rounds) if r.metrics), None)
+
+    @property
+    def energy(self) -> Books:
+        return self.rounds[-1].energy
+
+    @property
+    def participations(self) -> int:
+        return sum(len(r.participants) for r in self.rounds)
+
+    def curve(self, metric: str = "accuracy") -> tuple[list[int], list[float]]:
+        """(rounds done, values) of a metric, where it was evaluated."""
+        points = [(r.round + 1, getattr(r.metrics, metric)) for r in self.rounds if r.metrics]
+        return [x for x, _ in points], [y for _, y in points]

@@ -1,0 +1,154 @@
+"""What every way to run an experiment is built from: its fleet, data, model, server, trainer and evaluator.
+
+Each is made once and handed to whoever needs it. A Ray worker asks for a trainer and no server; a Flower server
+for no trainer; a run on this machine for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from everfed.data.federated import FederatedData
+from everfed.data.on_demand import OnDemand
+from everfed.errors import EverfedWarning, InputError, some
+from everfed.learning import models
+from everfed.learning.evaluate import Evaluator
+from everfed.learning.gradients import GradientRule
+from everfed.learning.layout import Layout
+from everfed.learning.precision import set_precision
+from everfed.learning.streamed import on_device
+from everfed.learning.task import Starts, Task, Trainer
+from everfed.random import Purpose, derive
+from everfed.run.experiment import Experiment, check_count
+from everfed.scheduling.plan import Schedule, check_horizon
+from everfed.scheduling.silent import warn_of_silent
+from everfed.server import Setting
+from everfed.server.step import Server
+from everfed.trainers import choose
+
+
+class Setup:
+    """An experiment's fleet, data and model, checked against each other and on the device."""
+
+    def __init__(self, experiment: Experiment, data: FederatedData | OnDemand | None = None) -> None:
+        """data: in place of the experiment's own."""
+        self.experiment = experiment
+        self.device = resolve_device(experiment.device)
+        set_precision(experiment.precision, self.device)
+        self.fleet = experiment.make_fleet()
+        self.data = experiment.make_data(self.fleet) if data is None else data
+        if len(self.data) != len(self.fleet):
+            raise InputError(
+                f"the data have {len(self.data)} clients and the fleet {len(self.fleet)}; they must be the same."
+            )
+        _warn_of_small_clients(self.data, experiment.batch_size)
+        self.loss = experiment.loss or (F.cross_entropy if self.data.classes else F.mse_loss)
+        self.module = _instance(experiment.model, self.data, experiment.seeds.init).to(self.device)
+        models.check(self.module)
+        self.samples = on_device(self.data, self.device)
+        models.check_fits(self.module, self.samples.inputs(2), self.data.classes)
+        if self.loss is F.mse_loss:
+            models.check_targets(self.module, self.samples.inputs(2), self.samples.targets(2))
+        self.layout = Layout(self.module)
+
+    def server(self, on_divergence: str = "stop") -> Server:
+        e = self.experiment
+        setting = Setting(
+            self.data.shares(), self.layout.size, self.device, e.client, e.local_steps, e.rounds,
+            self.layout.flatten(self.module),
+        )  # fmt: skip
+        return Server(e.server, e.server_optimizer, setting, on_divergence)
+
+    def trainer(
+        self,
+        gradients: Sequence[GradientRule] = (),
+        starts: Starts | None = None,
+        memory_budget: int | None = None,
+    ) -> Trainer:
+        """gradients, starts: what the server rule asks of clients. memory_budget: bytes for those trained at once."""
+        if memory_budget is not None:
+            check_count("memory_budget", memory_budget)
+        e = self.experiment
+        task = Task(
+            self.module, self.layout, self.samples, self.loss, e.client, e.local_steps, e.batch_size, e.keep_state,
+            e.rounds, e.seeds.batch, memory_budget, e.precision, (*e.gradients, *gradients), e.state_place,
+            starts=starts,
+        )  # fmt: skip
+        return choose.trainer(e.trainer, task, e.check_trainer)
+
+    def schedule(self) -> Schedule:
+        return Schedule(self.fleet, self.experiment.policy, self.experiment.seeds.schedule)
+
+    def evaluator(self) -> Evaluator:
+        e = self.experiment
+        return Evaluator(self.module, self.layout, self.data, self.fleet, self.loss, self.device, e.precision)
+
+    def look_ahead(self, waits: bool = False, strict_horizon: bool = False) -> bool:
+        """Warn of windows that are cut short and of clients that never train; False: too large a run to look ahead.
+
+        waits: whether the server rule moves nothing before everybody has taken part.
+        """
+        rounds = self.experiment.rounds
+        check_horizon(self.fleet, rounds, strict_horizon)
+        waiting = "The server waits for them, so the model never moves." if waits else ""
+        return warn_of_silent(self.schedule(), rounds, self.experiment.seeds.schedule, waiting)
+
+    def state_dict(self, params: Tensor) -> dict[str, Tensor]:
+        """Flat parameters as a state_dict of the model on the CPU, buffers and frozen parameters included."""
+        self.layout.load(params, self.module)  # through the module, so that tied weights stay tied
+        return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
+
+
+def resolve_device(name: str | torch.device) -> torch.device:
+    """auto takes a GPU if there is one; cuda asked for and absent is an error."""
+    name = str(name)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name != "cpu" and not name.startswith("cuda"):
+        raise InputError(f"the device is '{name}'; it must be auto, cpu or cuda.")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"the device '{name}' was asked for, but torch sees no GPU here; use device 'cpu' or 'auto'.")
+    return torch.device(name)
+
+
+def _instance(
+    model: models.Model | nn.Module | Callable[[], nn.Module] | str, data: FederatedData | OnDemand, seed: int
+) -> nn.Module:
+    """The initial model: a copy of the user's, or a new one made under the seed."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, Purpose.INIT))
+        if isinstance(model, str) or hasattr(model, "build"):
+            if data.classes == 0:
+                raise InputError(
+                    "the built-in models are for classification; for float targets give a torch.nn.Module."
+                )
+            kind = models.MODELS[model]() if isinstance(model, str) else model
+            return kind.build(data.input_shape(), data.classes)
+        if not callable(model):
+            raise InputError(f"the model is {model!r}; give a module, a function that makes one, or a name.")
+        made = model()
+        if not isinstance(made, nn.Module):
+            raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
+        if any(isinstance(p, nn.UninitializedParameter) for p in made.parameters()):
+            made(torch.zeros(1, *data.input_shape()))  # lazy layers get their weights now, under the seed
+    return made
+
+
+def _warn_of_small_clients(data: FederatedData | OnDemand, batch_size: int) -> None:
+    small = np.flatnonzero(data.sizes() < batch_size)
+    if len(small):
+        warnings.warn(
+            f"the batch of {batch_size} is larger than the data of client {some(small, 3)}; "
+            "minibatches are drawn with replacement, so samples repeat within a batch.",
+            EverfedWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,107 @@
+"""The server of a run: its parameters, and what a round's results do to them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from everfed.arrays import Floats, Ints
+from everfed.errors import DivergenceError, InputError, some
+from everfed.learning.task import Trained
+from everfed.server.aggregate import Outcome, Setting
+from everfed.server.optimizers import ServerOptimizer, ServerSGD
+from everfed.server.rules import ServerRule
+
+
+class Moved(NamedTuple):
+    """What one round did to the model."""
+
+    length: float  # of the server's step
+    weight: float  # the coefficients of all updates in it, summed
+    train_loss: float | None  # mean minibatch loss of the participants; None if nobody trained
+    dropped: tuple[int, ...]  # participants whose update was not finite and was left out
+
+
+class Server:
+    """A server rule and an optimiser at work. In every round: `open`, `add` each part of the results, `aggregate`
+    them into the round's update, then `step`."""
+
+    def __init__(
+        self, rule: ServerRule, optimizer: ServerOptimizer, setting: Setting, on_divergence: str = "stop"
+    ) -> None:
+        if not hasattr(optimizer, "linear"):
+            raise InputError(f"server_optimizer is {optimizer!r}; it must be a value such as ServerSGD(1.0).")
+        if on_divergence not in ("stop", "skip"):
+            raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
+        self.rule, self.optimizer, self.skips = rule.start(setting), optimizer, on_divergence == "skip"
+        if self.rule.starts and optimizer != ServerSGD():
+            raise InputError(
+                f"server_optimizer is {optimizer!r}, and this server rule sends clients models of its own, "
+                "which no server optimiser moves; leave it out, and set the rule's rate instead."
+            )
+        self.params = setting.initial
+        self.state = optimizer.init(setting.size, setting.device)
+
+    def open(self, round: int, clients: Ints, scales: Floats) -> None:
+        self.rule.open(round, clients, scales, self.skips)
+
+    def add(self, results: Trained) -> None:
+        self.rule.add(results)
+
+    def aggregate(self) -> Outcome:
+        return self.rule.close()
+
+    def step(self, outcome: Outcome) -> Moved:
+        """Move the model by a round's update."""
+        update, losses, finite = outcome.update, outcome.losses, outcome.finite
+        if update is None and not self.state:
+            return Moved(0.0, 0.0, None, ())
+        # A server optimiser with momentum goes on moving when nobody trains.
+        update = torch.zeros_like(self.params) if update is None else update
+        change = self.optimizer.step(update, self.state)
+        params = self.params + change
+        if losses is None or finite is None:
+            losses, finite = params.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=params.device)
+        kept = torch.where(finite, losses, 0.0).sum()
+        # One transfer for all numbers of a round: each would wait for the device.
+        numbers = torch.stack([change.norm(), params.norm(), kept, finite.sum().to(kept.dtype)])
+        length, norm, loss, count = numbers.tolist()
+        dropped = self._check_finite(math.isfinite(norm), finite if count < len(self.rule.clients) else None)
+        self.params = params
+        return Moved(length, outcome.weight, loss / count if count else None, dropped)
+
+    def _check_finite(self, fits: bool, finite: Tensor | None) -> tuple[int, ...]:
+        """The participants whose updates are not finite; unless they are to be skipped, the run ends.
+
+        fits: whether the new parameters are finite; finite: which participants' updates are, None if all.
+        """
+        round, clients = self.rule.round, self.rule.clients
+        bad = () if finite is None else tuple(clients[~finite.cpu().numpy()].tolist())
+        if bad and not self.skips:
+            raise DivergenceError(
+                f"training diverged in round {round}: the updates of client {some(bad)} are not finite. "
+                "Lower the learning rate, or drop such updates with on_divergence='skip'."
+            )
+        if not fits:
+            raise DivergenceError(
+                f"training diverged in round {round}: the server's parameters overflow, "
+                f"though every update is finite (clients {some(clients)}). Lower the learning rate."
+            )
+        return bad
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What later rounds depend on besides the parameters."""
+        rule = {f"server.{name}": value for name, value in self.rule.state_dict().items()}
+        return rule | {f"step.{name}": value.clone() for name, value in self.state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.rule.load_state_dict(part_of(state, "server."))
+        self.state = {n: value.clone().to(self.params.device) for n, value in part_of(state, "step.").items()}
+
+
+def part_of(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
