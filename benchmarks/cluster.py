@@ -19,7 +19,7 @@ from everfed.learning.models import Mlp
 from everfed.learning.optim import SGD, Adam
 from everfed.ray import connect, sharded
 from everfed.run.experiment import CycleFleet, Experiment
-from everfed.run.loop import Simulation
+from everfed.run.start import start
 
 SIZES = ((40, 64), (400, 64), (40, 4096))  # participants, hidden units
 
@@ -59,7 +59,7 @@ def main() -> None:
                 experiment = Experiment(
                     fleet=CycleFleet(clients, cycles=(1,)), model=Mlp(hidden), client=client, rounds=1000, device="cpu"
                 )
-                one = experiment.simulation()
+                one = start(experiment)
                 with sharded(experiment, cluster, given.workers, state=place) as run:
                     alone, shared = compared(one, run, given.rounds)
                 ideal = alone / min(given.workers, cores)

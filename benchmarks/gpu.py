@@ -43,10 +43,10 @@ def images(clients: int, each: int = 1250) -> ef.FederatedData:
 
 
 def simulation(fleet: ef.Fleet, method: str, rounds: int, precision: str, trainer: str, **more: Any) -> ef.Simulation:
-    settings = {"rounds": rounds, "batch_size": 50, "client_optimizer": ef.Adam(1e-3), "eval_every": rounds}
+    settings = {"rounds": rounds, "batch_size": 50, "client": ef.Adam(1e-3), "eval_every": rounds}
     settings |= {"device": "cuda", "precision": precision, "trainer": trainer, **more}
     each = settings.pop("each", 1250)
-    return ef.Simulation("mcmahan-cnn", images(len(fleet), each), fleet, method, **settings)
+    return ef.start("mcmahan-cnn", images(len(fleet), each), fleet, method, **settings)
 
 
 def timed(run: ef.Simulation, skip: int) -> tuple[float, float, float]:
@@ -105,7 +105,7 @@ def many(options: argparse.Namespace) -> list[dict[str, Any]]:
     for clients in (400, 2000):
         for keep in (False, True):
             fleet = ef.Fleet.from_cycles(np.ones(clients, int))
-            run = simulation(fleet, "fedavg", 6, "bf16", "kernels", keep_optimizer_state=keep)
+            run = simulation(fleet, "fedavg", 6, "bf16", "kernels", keep_state=keep)
             torch.cuda.reset_peak_memory_stats()
             ms, _, _ = timed(run, skip=2)
             peak = torch.cuda.max_memory_allocated() / 2**30
@@ -127,7 +127,7 @@ def large(options: argparse.Namespace) -> list[dict[str, Any]]:
         for clients, cycle, keep in ((10_000, 10, False), (5_000, 5, True)):
             torch.cuda.empty_cache()
             fleet = ef.Fleet.from_cycles(np.full(clients, cycle))
-            run = simulation(fleet, "algorithm1", 40, precision, "kernels", keep_optimizer_state=keep, each=100)
+            run = simulation(fleet, "algorithm1", 40, precision, "kernels", keep_state=keep, each=100)
             torch.cuda.reset_peak_memory_stats()
             ms, _, participants = timed(run, skip=25)  # by then every client has been met
             peak = torch.cuda.max_memory_allocated() / 2**30
@@ -152,7 +152,7 @@ def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
     )  # fmt: skip
     for method in ("algorithm1", "greedy", "wait-for-all", "fedavg"):
         began = time.perf_counter()
-        records = list(shared.with_method(method).simulation())
+        records = list(start(shared.with_method(method)))
         seconds = time.perf_counter() - began
         accuracy = records[-1].metrics.accuracy if records[-1].metrics else None
         rows.append({"method": method, "seconds": seconds, "accuracy": accuracy})

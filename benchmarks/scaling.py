@@ -66,8 +66,8 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
     data = Synthetic().load().partition(point["clients"], "iid")
     width = point["width"]
     wide = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, width or 1), nn.ReLU(), nn.Linear(width or 1, CLASSES))
-    run = ef.Simulation(
-        wide if width else "mlp", data, fleet, rounds=point["rounds"], client_optimizer=ef.SGD(0.2),
+    run = ef.start(
+        wide if width else "mlp", data, fleet, rounds=point["rounds"], client=ef.SGD(0.2),
         local_steps=5, batch_size=10, eval_every=point["rounds"], device="cpu", trainer="batched",
     )  # fmt: skip
     set_up = time.perf_counter() - began

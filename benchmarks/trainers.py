@@ -19,8 +19,8 @@ import everfed as ef
 def simulation(model: str, clients: int, trainer: str) -> ef.Simulation:
     data = ef.load("digits").partition(clients, "iid")
     fleet = ef.Fleet.from_cycles(np.ones(clients, int))
-    settings = {"rounds": 1000, "batch_size": 10, "client_optimizer": ef.SGD(0.1), "device": "cpu"}
-    return ef.Simulation(model, data, fleet, "fedavg", trainer=trainer, **settings)
+    settings = {"rounds": 1000, "batch_size": 10, "client": ef.SGD(0.1), "device": "cpu"}
+    return ef.start(model, data, fleet, "fedavg", trainer=trainer, **settings)
 
 
 def milliseconds(run: ef.Simulation, round: int) -> float:

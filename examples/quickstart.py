@@ -14,9 +14,7 @@ data = ef.load("digits").partition(clients=40, how="by-energy", fleet=fleet, see
 
 for method in ("greedy", "algorithm1"):
     print(method)
-    run = ef.Simulation(
-        "mlp", data, fleet, method, rounds=200, client_optimizer=ef.SGD(0.1), eval_every=50, seed=0, device="cpu"
-    )
+    run = ef.start("mlp", data, fleet, method, rounds=200, client=ef.SGD(0.1), eval_every=50, seed=0, device="cpu")
     for record in run:
         if record.metrics:
             m = record.metrics

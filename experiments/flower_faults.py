@@ -70,7 +70,7 @@ def experiment_of(config: dict[str, Any], app: Path = FLEET) -> Experiment:
 def compared(config: dict[str, Any]) -> dict[str, Any]:
     """A stored run against a simulation of the same experiment, round by round."""
     stored = ef.open_run(config["folder"])
-    run = experiment_of(config).simulation()
+    run = start(experiment_of(config))
     records = list(run)
     if len(stored.rounds) != len(records):
         return {"rounds": len(stored.rounds), "error": f"{len(records)} rounds were expected"}
@@ -285,7 +285,7 @@ def security(bench: Bench) -> dict[str, Any]:
 
 def _only(experiment: Experiment, clients: set[int], params: dict[str, Any]) -> float:
     """How far a model is from one that only these clients trained."""
-    run = experiment.simulation()
+    run = start(experiment)
     rounds = run.schedule.rounds
 
     def some(first: int, last: int) -> Any:

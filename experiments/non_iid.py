@@ -214,7 +214,7 @@ def observe(
     A run that diverges says so. points: rounds to evaluate besides those of the experiment. patience: evaluations in a
     row after which a model that puts every image into one class is given up; 0: never.
     """
-    simulation, groups = experiment.simulation(), experiment.make_fleet().groups()
+    simulation, groups = start(experiment), experiment.make_fleet().groups()
     counts = simulation.data.label_counts()
     watched = Watched(simulation.trainer, groups, *counts.shape, closely)
     simulation.trainer = watched

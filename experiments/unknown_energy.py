@@ -161,9 +161,7 @@ def compared() -> dict[str, Method]:
 def accuracies(method: Method, data: Sequence[FederatedData], fleet: Fleet, size: Size) -> dict[str, Any]:
     base = Experiment()
     finals = [
-        simulate(
-            base.model, part, fleet, method, rounds=size.rounds, client_optimizer=base.client, seed=seed, device="cpu"
-        ).final
+        simulate(base.model, part, fleet, method, rounds=size.rounds, client=base.client, seed=seed, device="cpu").final
         for seed, part in enumerate(data)
     ]
     return {

@@ -132,7 +132,7 @@ class Study:
         """Do one run; None if the deadline (of time.time) came first. A run that diverges says so in its line."""
         began = time.time()
         base = replace(self.bases[run.data], data=Loaded(data[run.data]))
-        simulation = run.experiment(base).simulation()
+        simulation = start(run.experiment(base))
         curve: dict[str, list[Any]] = {key: [] for key in ("round", "accuracy", "worst_group", "loss", "spent")}
         weights: list[float] = []
         diverged = None

@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 def experiment(words: dict[str, Any], folder: Path) -> Any:
-    from everfed import config
+    from everfed.run import config
 
     raw = deepcopy(BASE)
     for key, value in json.loads(json.dumps(words).replace("FOLDER", str(folder))).items():
@@ -61,19 +61,21 @@ def experiment(words: dict[str, Any], folder: Path) -> Any:
 
 def simulation(case: Case, folder: Path) -> Any:
     """Set up and ready: iterating gives records, `params` is the model now."""
+    import everfed as ef
+
     made = experiment(case.words, folder)
     if not case.task:
-        return made.simulation()
-    from everfed import AUGMENTS, Simulation, from_arrays
+        return ef.start(made)
+    from everfed import AUGMENTS, from_arrays
 
     model, samples, more = TASKS[case.task]()
     data = from_arrays(samples, test=samples[-1])
     if "augment" in more:
         kind, size = more.pop("augment")
         data = replace(data, augment=AUGMENTS[kind](size))
-    return Simulation(
+    return ef.start(
         model, data, made.make_fleet(), case.words.get("method", "algorithm1"), rounds=made.rounds,
-        local_steps=made.local_steps, batch_size=made.batch_size, client_optimizer=made.client, seed=made.seed,
+        local_steps=made.local_steps, batch_size=made.batch_size, client=made.client, seed=made.seed,
         eval_every=made.eval_every, trainer=made.trainer, check_trainer=made.check_trainer, device="cpu", **more,
     )  # fmt: skip
 

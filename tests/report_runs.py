@@ -15,7 +15,7 @@ from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.errors import EverfedWarning
 from everfed.learning.evaluate import Metrics
 from everfed.run.experiment import CycleFleet, Experiment
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 from everfed.scheduling.plan import plan
 from everfed.store.run import StoredRun
 
@@ -32,7 +32,7 @@ def trained() -> tuple[StoredRun, ...]:
 def _train(experiment: Experiment) -> StoredRun:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EverfedWarning)
-        records = list(experiment.simulation())
+        records = list(start(experiment))
     where = Path(f"{experiment.method}-{experiment.seed}")
     return StoredRun(records, {}, where, experiment, "done", {"python": "3.11", "packages": {"torch": "2.5"}})
 

@@ -271,8 +271,8 @@ def test_a_trainer_that_is_wrong_gives_its_place_to_the_next(trouble, wrong):
 def test_a_trainer_that_is_wrong_and_was_asked_for_stops_the_run(trouble, wrong, digits):
     wrong(trouble)
     with pytest.raises(ef.InputError, match=r"trainer='batched' was asked for, but it .*check_trainer=False"):
-        ef.Simulation("mlp", digits, FLEET, trainer="batched", rounds=2)
-    run = ef.Simulation("mlp", digits, FLEET, trainer="batched", rounds=2, check_trainer=False)
+        ef.start("mlp", digits, FLEET, trainer="batched", rounds=2)
+    run = ef.start("mlp", digits, FLEET, trainer="batched", rounds=2, check_trainer=False)
     assert type(run.trainer) is Wrong
     assert run.trainer.check is None
 
@@ -321,7 +321,7 @@ def test_what_the_plain_way_cannot_do_is_said_and_not_judged(digits):
             raise TypeError("there is only one of me")
 
     with pytest.warns(ef.EverfedWarning, match="not compared with plain autograd: it failed .there is only one of me"):
-        run = ef.Simulation(lambda: nn.Sequential(nn.Flatten(), Single(64, 10)), digits, FLEET, rounds=1)
+        run = ef.start(lambda: nn.Sequential(nn.Flatten(), Single(64, 10)), digits, FLEET, rounds=1)
     assert run.trainer.check.difference is None
     assert len(list(run)) == 1
 
@@ -329,15 +329,15 @@ def test_what_the_plain_way_cannot_do_is_said_and_not_judged(digits):
 # Nothing of it stays.
 
 SETTINGS = {
-    "adam": {"client_optimizer": ef.Adam(1e-2)},
-    "momentum, one by one": {"client_optimizer": ef.SGD(0.1, momentum=0.9), "trainer": "one-by-one"},
-    "state on disk": {"client_optimizer": ef.Adam(1e-2), "state_place": "disk"},
-    "scaffold": {"method": "scaffold", "client_optimizer": ef.SGD(0.1)},
+    "adam": {"client": ef.Adam(1e-2)},
+    "momentum, one by one": {"client": ef.SGD(0.1, momentum=0.9), "trainer": "one-by-one"},
+    "state on disk": {"client": ef.Adam(1e-2), "state_place": "disk"},
+    "scaffold": {"method": "scaffold", "client": ef.SGD(0.1)},
     "scaffold on disk": {
-        "method": ef.Method(ef.UniformWindow(), ef.Scaffold(place="disk"), "SCAFFOLD"), "client_optimizer": ef.SGD(0.1),
+        "method": ef.Method(ef.UniformWindow(), ef.Scaffold(place="disk"), "SCAFFOLD"), "client": ef.SGD(0.1),
     },
-    "rules": {"gradients": (ef.Proximal(0.1), ef.Clip(0.5)), "client_optimizer": ef.SGD(0.1)},
-    "state thrown away": {"client_optimizer": ef.Adam(1e-2), "keep_optimizer_state": False},
+    "rules": {"gradients": (ef.Proximal(0.1), ef.Clip(0.5)), "client": ef.SGD(0.1)},
+    "state thrown away": {"client": ef.Adam(1e-2), "keep_state": False},
 }  # fmt: skip
 
 
@@ -348,7 +348,7 @@ def dropping():
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
 def test_a_run_is_the_same_with_and_without_it(settings, digits):
     common = {"rounds": 4, "local_steps": 3, "batch_size": 4, **settings}
-    runs = [ef.Simulation(dropping, digits, FLEET, check_trainer=check, **common) for check in (True, False)]
+    runs = [ef.start(dropping, digits, FLEET, check_trainer=check, **common) for check in (True, False)]
     for one, other in ((run.state_dict() for run in runs), (list(run) and run.state_dict() for run in runs)):
         assert one.keys() == other.keys()
         for name in one:
@@ -361,7 +361,7 @@ def test_data_on_demand_are_compared_and_read_no_more_afterwards(digits):
     from everfed.data import Arrays
 
     data = ef.OnDemand(Arrays.of(digits), classes=10)
-    runs = [ef.Simulation("mlp", data, FLEET, check_trainer=check, rounds=3) for check in (True, False)]
+    runs = [ef.start("mlp", data, FLEET, check_trainer=check, rounds=3) for check in (True, False)]
     assert runs[0].trainer.check.difference < 1e-5
     assert torch.equal(runs[0].trainer.task.data.x, runs[1].trainer.task.data.x)
     for one, other in zip(*runs, strict=True):
@@ -396,23 +396,23 @@ class Drawing(nn.Module):
 def test_a_model_that_cannot_be_batched_is_trained_one_by_one(model, check, digits):
     torch.manual_seed(3)
     with pytest.warns(ef.EverfedWarning, match="the trainer 'batched' fails .* taking 'one-by-one' instead"):
-        run = ef.Simulation(model, digits, FLEET, rounds=2, check_trainer=check)
+        run = ef.start(model, digits, FLEET, rounds=2, check_trainer=check)
     drawn = torch.rand(1)
     assert type(run.trainer) is OneByOne
     assert "this model cannot be batched" in run.trainer.explain()[0]
     torch.manual_seed(3)
-    asked = ef.Simulation(model, digits, FLEET, rounds=2, trainer="one-by-one", check_trainer=False)
+    asked = ef.start(model, digits, FLEET, rounds=2, trainer="one-by-one", check_trainer=False)
     assert torch.equal(drawn, torch.rand(1))  # the trial leaves no trace
     if model is Branching:
         assert [r.train_loss for r in run] == [r.train_loss for r in asked]
     with pytest.raises(ef.InputError, match=r"^this model cannot be batched over clients"):
-        list(ef.Simulation(model, digits, FLEET, rounds=1, trainer="batched", check_trainer=check))
+        list(ef.start(model, digits, FLEET, rounds=1, trainer="batched", check_trainer=check))
 
 
 def test_random_numbers_go_on_where_they_were(digits):
     def drawn(check):
         torch.manual_seed(3), np.random.seed(3), random.seed(3)  # noqa: NPY002
-        ef.Simulation(dropping, digits, FLEET, rounds=1, check_trainer=check)
+        ef.start(dropping, digits, FLEET, rounds=1, check_trainer=check)
         return torch.rand(1).item(), np.random.rand(), random.random()  # noqa: NPY002
 
     assert drawn(True) == drawn(False)
@@ -433,7 +433,7 @@ def test_the_module_and_torchs_settings_are_left_alone(digits):
             return self.inner(x)
 
     seen = [
-        ef.Simulation(Counting, digits, FLEET, rounds=1, trainer="one-by-one", check_trainer=check).module.seen
+        ef.start(Counting, digits, FLEET, rounds=1, trainer="one-by-one", check_trainer=check).module.seen
         for check in (True, False)
     ]
     assert torch.equal(*seen)
@@ -442,7 +442,7 @@ def test_the_module_and_torchs_settings_are_left_alone(digits):
 def test_warnings_are_said_once(digits):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ef.Simulation("mlp", digits, FLEET, rounds=1, batch_size=2000, eval_every=1)
+        ef.start("mlp", digits, FLEET, rounds=1, batch_size=2000, eval_every=1)
     assert len({str(w.message) for w in said}) == len(said)
 
 
@@ -473,7 +473,7 @@ def test_it_is_turned_off_by_one_name(tmp_path):
     assert "check_trainer" not in raw  # files leave it out where it is on, as those of older versions do
     assert config.from_dict(raw).check_trainer is True
     config.change(raw, "check_trainer", False)
-    assert config.from_dict(raw).simulation().trainer.check is None
+    assert start(config.from_dict(raw)).trainer.check is None
     assert "check_trainer = false" in config.to_toml(config.from_dict(raw))
 
 
@@ -505,7 +505,7 @@ def test_workers_of_a_cluster_check_their_own_and_the_driver_tells(wrong):
     with warnings.catch_warnings():
         about = Worker(SMALL, 1).begin()
     assert about.check.difference < 1e-5
-    assert training(SMALL.simulation().trainer)["check"]["difference"] == about.check.difference
+    assert training(start(SMALL).trainer)["check"]["difference"] == about.check.difference
     wrong("scrambled samples")
     with warnings.catch_warnings():
         fallen = Worker(SMALL, 1).begin()

@@ -164,7 +164,7 @@ class Fixed:
 def test_a_run_with_eight_bits_learns_and_repeats_itself():
     fleet = ef.Fleet.from_cycles([1, 2, 4, 4])
     data = ef.load("digits").partition(clients=4, how="iid", seed=0)
-    kwargs = {"rounds": 40, "client_optimizer": ef.SGD(0.2), "compression": Qsgd(bits=8), "eval_every": 40}
+    kwargs = {"rounds": 40, "client": ef.SGD(0.2), "compression": Qsgd(bits=8), "eval_every": 40}
     one, again = (ef.simulate("mlp", data, fleet, **kwargs) for _ in range(2))
     whole = ef.simulate("mlp", data, fleet, **{**kwargs, "compression": None})
     assert all(torch.equal(one.params[name], again.params[name]) for name in one.params)

@@ -21,7 +21,7 @@ from everfed.store import open_run, stored_rounds
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 FLEET = ef.Fleet.from_cycles([1, 2, 4, 8])
-SETTINGS = {"rounds": 4, "local_steps": 3, "batch_size": 8, "client_optimizer": ef.Adam(1e-3, eps=1e-3)}
+SETTINGS = {"rounds": 4, "local_steps": 3, "batch_size": 8, "client": ef.Adam(1e-3, eps=1e-3)}
 
 
 def dropout_cnn() -> nn.Module:
@@ -74,7 +74,7 @@ SERVERS = {
 def test_every_server_and_client_rule_gives_on_the_gpu_what_it_gives_on_the_cpu(settings, trainer):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     data = ef.load("digits").partition(4)
-    common = {"rounds": 8, "client_optimizer": ef.SGD(0.1), "eval_every": 8, **settings}
+    common = {"rounds": 8, "client": ef.SGD(0.1), "eval_every": 8, **settings}
     cpu, gpu = (
         ef.simulate(model, data, FLEET, device=device, trainer=how, **common)
         for device, how in (("cpu", "batched"), ("cuda", trainer))

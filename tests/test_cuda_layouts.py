@@ -54,7 +54,7 @@ def test_a_network_learns_images_in_every_layout_with_kernels_as_with_torch(way)
     parts = [colours(120, seed) for seed in range(4)]
     data = ef.from_arrays([(WAYS[way](x), y) for x, y in parts], (WAYS[way](colours(600, 9)[0]), colours(600, 9)[1]))
     fleet = ef.Fleet.from_cycles([1, 1, 2, 4])
-    common = {"rounds": 60, "client_optimizer": ef.SGD(0.05), "device": "cuda", "eval_every": 60}
+    common = {"rounds": 60, "client": ef.SGD(0.05), "device": "cuda", "eval_every": 60}
     runs = {}
     for trainer in ("kernels", "batched"):
         torch.manual_seed(0)
@@ -75,9 +75,7 @@ def test_transposed_bytes_with_random_crops_too():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 6))
         fleet = ef.Fleet.from_cycles([1, 1])
-        history = ef.simulate(
-            model, data, fleet, rounds=5, trainer=trainer, client_optimizer=ef.SGD(0.05), device="cuda"
-        )
+        history = ef.simulate(model, data, fleet, rounds=5, trainer=trainer, client=ef.SGD(0.05), device="cuda")
         params.append(torch.cat([p.reshape(-1) for p in history.params.values()]))
     torch.testing.assert_close(*params, rtol=1e-3, atol=1e-5)
 
@@ -118,11 +116,11 @@ def test_scrambled_images_are_found_in_every_precision(precision, monkeypatch):
 def test_a_run_is_the_same_with_and_without_the_comparison(trainer):
     data = ef.from_arrays([colours(60, seed) for seed in range(3)])
     fleet = ef.Fleet.from_cycles([1, 2, 2])
-    common = {"rounds": 6, "client_optimizer": ef.Adam(1e-3, eps=1e-3), "trainer": trainer, "device": "cuda"}
+    common = {"rounds": 6, "client": ef.Adam(1e-3, eps=1e-3), "trainer": trainer, "device": "cuda"}
     runs = []
     for check in (True, False):
         torch.manual_seed(0)
-        run = ef.Simulation(cnn(), data, fleet, check_trainer=check, memory_budget=1 << 30, **common)
+        run = ef.start(cnn(), data, fleet, check_trainer=check, memory_budget=1 << 30, **common)
         assert (run.trainer.check is not None) == check
         list(run)
         runs.append(run.state_dict())
@@ -135,7 +133,7 @@ def test_random_numbers_on_the_gpu_go_on_where_they_were():
 
     def drawn(check):
         torch.cuda.manual_seed(3)
-        ef.Simulation(cnn(), data, ef.Fleet.from_cycles([1, 2, 2]), rounds=1, device="cuda", check_trainer=check)
+        ef.start(cnn(), data, ef.Fleet.from_cycles([1, 2, 2]), rounds=1, device="cuda", check_trainer=check)
         return torch.rand(4, device="cuda").tolist()
 
     assert drawn(True) == drawn(False)

@@ -12,7 +12,7 @@ from everfed.data import Dataset
 from everfed.errors import InputError
 
 FLEET = ef.Fleet.from_cycles([1, 1])
-SETTINGS = {"rounds": 2, "local_steps": 2, "batch_size": 4, "device": "cpu", "client_optimizer": ef.SGD(0.1)}
+SETTINGS = {"rounds": 2, "local_steps": 2, "batch_size": 4, "device": "cpu", "client": ef.SGD(0.1)}
 
 
 def points(n: int = 12):
@@ -104,7 +104,7 @@ WRONG = {
     "one-hot labels": (lambda: ef.from_arrays([(x, np.eye(2, dtype=int)[y])]), "not one-hot rows"),
     "a list as a fleet": (lambda: ef.simulate("mlp", [(x, y)] * 2, [1, 1], **SETTINGS), "Fleet.from_cycles"),
     "an optimiser by name": (
-        lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client_optimizer="sgd"), "such as SGD"),
+        lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client="sgd"), "such as SGD"),
     "no model": (lambda: ef.simulate(None, [(x, y)] * 2, FLEET, **SETTINGS), "give a module"),
     "half an evaluation": (lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, eval_every=2.5, **SETTINGS), "eval_every"),
     "a fraction of a byte": (
@@ -129,7 +129,7 @@ def test_lazy_layers_start_from_the_seed_too():
         return nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
 
     torch.manual_seed(1)
-    one = ef.Simulation(lazy, [points()] * 2, FLEET, **SETTINGS).params
+    one = ef.start(lazy, [points()] * 2, FLEET, **SETTINGS).params
     torch.manual_seed(2)
-    two = ef.Simulation(lazy, [points()] * 2, FLEET, **SETTINGS).params
+    two = ef.start(lazy, [points()] * 2, FLEET, **SETTINGS).params
     assert torch.equal(one["1.weight"], two["1.weight"])

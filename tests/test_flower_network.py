@@ -113,7 +113,7 @@ def test_every_client_that_was_heard_did_what_the_simulator_says(story):
 
 
 def test_the_model_is_that_of_a_simulation_with_the_same_losses(story):
-    stored, simulated = ef.open_run(story["folder"]), experiment().simulation()
+    stored, simulated = ef.open_run(story["folder"]), start(experiment())
     done = [set(e.done) for e in read(story["folder"])]
     rounds = simulated.schedule.rounds
 

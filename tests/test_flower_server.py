@@ -54,7 +54,7 @@ def spoil(how):
 
 def without(client):
     """The simulation of SHORT in which one client never counts."""
-    simulated = SHORT.simulation()
+    simulated = start(SHORT)
     rounds = simulated.schedule.rounds
 
     def others(first, last):
@@ -229,7 +229,7 @@ def test_a_killed_server_goes_on_and_ends_alike(tmp_path, optimizer):
     grid.change = lambda reply, number: reply
     rest = [record.round for record, _ in stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK)]
     assert rest == list(range(3, SMALL.rounds))
-    stored, simulated = ef.open_run(tmp_path), experiment.simulation()
+    stored, simulated = ef.open_run(tmp_path), start(experiment)
     expected = list(simulated)
     assert [r.participants.tolist() for r in stored.rounds] == [r.participants.tolist() for r in expected]
     for name, value in simulated.params.items():

@@ -31,11 +31,9 @@ def simulation(gradients, rule=SUM, **changes):
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[3.0, -2.0]]))
-    how = {"rounds": 3, "local_steps": STEPS, "batch_size": 1, "client_optimizer": ef.SGD(RATE), "device": "cpu"}
+    how = {"rounds": 3, "local_steps": STEPS, "batch_size": 1, "client": ef.SGD(RATE), "device": "cpu"}
     method = ef.Method(ef.Always(), rule, "mine")
-    return ef.Simulation(
-        model, data(), ef.Fleet.from_cycles([1, 1, 1]), method, gradients=gradients, **{**how, **changes}
-    )
+    return ef.start(model, data(), ef.Fleet.from_cycles([1, 1, 1]), method, gradients=gradients, **{**how, **changes})
 
 
 def weights(run):
@@ -99,7 +97,7 @@ def test_trainers_agree_on_a_model_of_several_layers(rules, optimizer):
     fleet = ef.Fleet.from_cycles([1, 2, 2, 4])
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 10))
     model[1].bias.requires_grad_(requires_grad=False)  # a frozen part has no gradient to change
-    how = {"rounds": 4, "local_steps": 2, "batch_size": 4, "client_optimizer": optimizer, "device": "cpu"}
+    how = {"rounds": 4, "local_steps": 2, "batch_size": 4, "client": optimizer, "device": "cpu"}
     one, other = (
         ef.simulate(model, digits, fleet, gradients=rules, trainer=trainer, **how).params
         for trainer in ("batched", "one-by-one")

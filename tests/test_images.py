@@ -243,7 +243,7 @@ def test_augmented_minibatches_depend_on_client_and_iteration_alone(small, train
     train_y, test_y = (y.astype(np.int64) for y in (small.train_y, small.test_y))
     data = Dataset("small", train_x, train_y, test_x, test_y, 10, CropFlip(24))
     split = data.partition(2)
-    settings = {"rounds": 2, "local_steps": 2, "batch_size": 4, "client_optimizer": ef.SGD(0.01), "device": "cpu"}
+    settings = {"rounds": 2, "local_steps": 2, "batch_size": 4, "client": ef.SGD(0.01), "device": "cpu"}
     both = ef.simulate("small-cnn", split, ef.Fleet.from_cycles([1, 1]), "fedavg", trainer=trainer, **settings)
     other = ef.simulate("small-cnn", split, ef.Fleet.from_cycles([1, 1]), "fedavg", trainer="batched", **settings)
     for name, value in both.params.items():
@@ -253,4 +253,4 @@ def test_augmented_minibatches_depend_on_client_and_iteration_alone(small, train
 def test_bf16_on_a_cpu_is_refused():
     data = ef.load("digits").partition(2)
     with pytest.raises(InputError, match="for GPUs; on the CPU use 'float32'"):
-        ef.Simulation("mlp", data, ef.Fleet.from_cycles([1, 1]), device="cpu", precision="bf16")
+        ef.start("mlp", data, ef.Fleet.from_cycles([1, 1]), device="cpu", precision="bf16")

@@ -279,7 +279,7 @@ def test_other_losses_and_optimizers_say_why():
 def test_a_whole_run_with_kernels_equals_the_batched_one():
     data = ef.load("digits").partition(8, "iid")
     fleet = ef.Fleet.from_cycles([1, 2, 4, 4] * 2)
-    settings = {"rounds": 3, "local_steps": 1, "batch_size": 5, "client_optimizer": ef.SGD(0.1), "eval_every": 3}
+    settings = {"rounds": 3, "local_steps": 1, "batch_size": 5, "client": ef.SGD(0.1), "eval_every": 3}
     fast, slow = (
         ef.simulate("logistic", data, fleet, trainer=t, device=str(DEVICE), **settings) for t in ("kernels", "batched")
     )

@@ -249,9 +249,9 @@ def test_what_is_changed_after_a_run_was_set_up_does_not_reach_it(trainer, expec
             data = ef.from_arrays([(x[i * EACH : (i + 1) * EACH], Y[i]) for i in range(CLIENTS)], (test, Y[0]))
         else:
             data = ef.FederatedData(x, y, order, starts, test, Y[0].copy(), CLASSES)
-        run = ef.Simulation(
+        run = ef.start(
             model(trainer), data, ef.Fleet.from_cycles([1, 1, 1]), device=DEVICE, trainer=trainer, rounds=1,
-            local_steps=1, batch_size=3, seed=1, client_optimizer=ef.SGD(0.1), check_trainer=False,
+            local_steps=1, batch_size=3, seed=1, client=ef.SGD(0.1), check_trainer=False,
         )  # fmt: skip
         before = run.evaluate(run.flat).loss
         for array in (x, test, y, order, starts):
@@ -450,7 +450,7 @@ def worker_result(way):
     with warnings.catch_warnings():
         worker = Worker(replace(SMALL, data=Handed(way)), 1)
         worker.begin()
-        module = SMALL.simulation()
+        module = start(SMALL)
         params = module.flat.numpy().copy()
         params.flags.writeable = False  # as Ray hands arrays over
         clients = np.arange(CLIENTS)
@@ -473,7 +473,7 @@ def test_flower_clients_train_alike():
     from everfed.flower.messages import Ask
 
     experiment = replace(SMALL, keep_state=False)
-    sent = SMALL.simulation().flat.numpy()
+    sent = start(SMALL).flat.numpy()
     full = [(x, np.arange(EACH) % CLASSES) for x in PLAIN]  # every client knows every class
 
     def trained(x, y, client):

@@ -617,7 +617,7 @@ def refused(*parts):
 
 
 def simulate(model, data, **settings):
-    settings = {"rounds": 2, "local_steps": 1, "batch_size": 4, "client_optimizer": ef.SGD(0.1), **settings}
+    settings = {"rounds": 2, "local_steps": 1, "batch_size": 4, "client": ef.SGD(0.1), **settings}
     return ef.simulate(model, data, ef.Fleet.from_cycles([1] * len(data)), **settings)
 
 
@@ -738,6 +738,6 @@ def test_bad_optimizers_are_refused(make, message):
 )
 def test_auto_takes_the_trainer_that_is_faster_on_a_cpu(model, shape, trainer, words):
     data = ef.from_arrays([(np.zeros((4, *shape), np.float32), [0, 1, 2, 9])])
-    run = ef.Simulation(model, data, ef.Fleet.from_cycles([1]), rounds=1, batch_size=10, device="cpu")
+    run = ef.start(model, data, ef.Fleet.from_cycles([1]), rounds=1, batch_size=10, device="cpu")
     assert type(run.trainer).__name__ == trainer
     assert words in run.trainer.explain()[0]

@@ -169,7 +169,7 @@ def test_watching_and_looking_closely_change_nothing(non_iid, digits):
     run = non_iid.Run("final", "by-energy 1", "greedy", "sgd", 0.2, 0)
     watched = non_iid.execute(study, digits, run)
     optimizer, _ = non_iid.client("sgd", 0.2)
-    plain = replace(SMALL, client=optimizer).with_method("greedy").simulation()
+    plain = replace(SMALL, client=optimizer).start(with_method("greedy"))
     accuracies = [record.metrics.accuracy for record in plain if record.metrics]
     assert watched["curve"]["accuracy"] == pytest.approx(accuracies, abs=1e-5)
 

@@ -112,7 +112,7 @@ SOURCES = [from_memory, mapped, parquet, partitioned_parquet, generated, hugging
 @pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
 @pytest.mark.parametrize("make", SOURCES)
 def test_a_run_is_the_same_bit_for_bit_wherever_its_samples_come_from(make, trainer, data, fleet, tmp_path):
-    settings = {"rounds": 6, "client_optimizer": ef.Adam(1e-2), "trainer": trainer, "eval_every": 2}
+    settings = {"rounds": 6, "client": ef.Adam(1e-2), "trainer": trainer, "eval_every": 2}
     settings |= {"local_steps": 3, "batch_size": 6, "device": "cpu"}
     expected = ef.simulate("mlp", data, fleet, **settings)
     found = ef.simulate("mlp", demanded(make(data, tmp_path), data), fleet, **settings)
@@ -141,7 +141,7 @@ def test_augmented_pictures_are_the_same_too():
     lazy = OnDemand(Arrays.of(data), None, 3, augment=data.augment)
     assert lazy.input_shape() == data.input_shape() == (3, 8, 8)
     model, fleet = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), ef.Fleet.from_cycles([1, 2])
-    one, two = (ef.simulate(model, d, fleet, rounds=3, client_optimizer=ef.SGD(0.1)) for d in (data, lazy))
+    one, two = (ef.simulate(model, d, fleet, rounds=3, client=ef.SGD(0.1)) for d in (data, lazy))
     assert all(torch.equal(one.params[name], two.params[name]) for name in one.params)
 
 
@@ -149,7 +149,7 @@ def test_regression_targets_may_be_on_demand():
     rng = np.random.default_rng(1)
     pairs = [(rng.normal(size=(n, 2)), rng.normal(size=(n, 1))) for n in (1, 6)]
     data, fleet = ef.from_arrays(pairs), ef.Fleet.from_cycles([1, 2])
-    settings = {"rounds": 3, "client_optimizer": ef.SGD(0.1)}
+    settings = {"rounds": 3, "client": ef.SGD(0.1)}
     model = nn.Linear(2, 1)
     one, two = (ef.simulate(model, d, fleet, **settings) for d in (data, OnDemand(Arrays.of(data))))
     assert all(torch.equal(one.params[name], two.params[name]) for name in one.params)
@@ -177,7 +177,7 @@ class Counting:
 
 def test_only_participants_are_read_each_once_a_round(data, fleet):
     source = Counting(Arrays.of(data))
-    run = ef.Simulation("mlp", demanded(source, data), fleet, rounds=4, client_optimizer=ef.SGD(0.1))
+    run = ef.start("mlp", demanded(source, data), fleet, rounds=4, client=ef.SGD(0.1))
     source.asked.clear()
     for record in run:
         assert source.asked == [record.participants.tolist()]
@@ -243,11 +243,11 @@ def test_group_labels_are_exact_for_small_groups_and_sampled_for_large_ones(data
 
 
 def test_kernels_give_their_place_to_the_batched_trainer_and_say_why(data, fleet):
-    run = ef.Simulation("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="batched")
+    run = ef.start("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="batched")
     with pytest.raises(CannotTrainError, match="on demand"):
         choose._fast(run.trainer.task)
     with pytest.raises(ef.InputError, match="loaded on demand"):
-        ef.Simulation("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="kernels")
+        ef.start("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="kernels")
 
 
 # -- synthetic data --------------------------------------------------------------------------------
@@ -284,13 +284,13 @@ def test_synthetic_classes_follow_energy_as_far_as_asked():
 def test_a_linear_model_learns_synthetic_data(fleet):
     data = Synthetic(samples=100).load().partition(8, "iid")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    history = ef.simulate(model, data, fleet, "fedavg", rounds=30, client_optimizer=ef.SGD(0.5))
+    history = ef.simulate(model, data, fleet, "fedavg", rounds=30, client=ef.SGD(0.5))
     assert 0.5 < history.final.accuracy < 0.99
 
 
 def test_synthetic_data_run_from_an_experiment_file():
     experiment = config.from_dict({"data": "synthetic", "rounds": 2, "fleet": {"kind": "cycles", "clients": 12}})
-    run = experiment.simulation()
+    run = start(experiment)
     assert isinstance(run.data, OnDemand)
     assert len(list(run)) == 2
 

@@ -14,7 +14,7 @@ from everfed.learning.evaluate import Metrics
 from everfed.report import page
 from everfed.report.data import page_data
 from everfed.run.experiment import CycleFleet, Experiment
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 
 chromium = find_chromium()
 pytestmark = pytest.mark.skipif(chromium is None, reason="no chromium, chromium-browser or google-chrome on the PATH")

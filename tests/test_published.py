@@ -32,8 +32,8 @@ def simulation(
     fleet = ef.Fleet.from_cycles(list(cycles), offsets)
     policy = ef.Always() if everybody else ef.Greedy()
     how = {"rounds": ROUNDS, "local_steps": STEPS, "batch_size": 1, "device": "cpu"}
-    how["client_optimizer"] = ef.SGD(0.05, schedule=schedule or ef.Constant())
-    return ef.Simulation(model, data, fleet, ef.Method(policy, rule, "mine"), **{**how, **changes})
+    how["client"] = ef.SGD(0.05, schedule=schedule or ef.Constant())
+    return ef.start(model, data, fleet, ef.Method(policy, rule, "mine"), **{**how, **changes})
 
 
 def path(run):
@@ -233,7 +233,7 @@ def test_fedawe_weighs_clients_by_their_shares():
 def test_fedawe_resumes_from_a_checkpoint_bit_for_bit(at, trainer, tmp_path):
     def make():
         optimizer = ef.SGD(0.05, momentum=0.5, schedule=ef.Cosine(0.1))
-        return simulation(ef.FedAWE(), **MANY, rounds=20, trainer=trainer, client_optimizer=optimizer)
+        return simulation(ef.FedAWE(), **MANY, rounds=20, trainer=trainer, client=optimizer)
 
     whole = make()
     first, rest = list(itertools.islice(whole, at)), []
@@ -249,7 +249,7 @@ def test_fedawe_resumes_from_a_checkpoint_bit_for_bit(at, trainer, tmp_path):
 
 def test_proximal_clients_are_pulled_to_where_they_started():
     # Client 1 starts from its own model: a strong pull leaves it there.
-    run = simulation(ef.FedAWE(), gradients=[ef.Proximal(10.0)], rounds=2, client_optimizer=ef.SGD(0.05))
+    run = simulation(ef.FedAWE(), gradients=[ef.Proximal(10.0)], rounds=2, client=ef.SGD(0.05))
     own = [START, START]
     ends = []
     for r in range(2):

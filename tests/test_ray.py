@@ -112,7 +112,7 @@ def same_rounds(ones, others):
 )
 def test_shares_give_what_one_process_gives(two_nodes, nodes, changes, state, dies):
     experiment = replace(SMALL, **changes)
-    alone = experiment.simulation()
+    alone = start(experiment)
     expected = list(alone)
     seen = []
     with sharded(experiment, two_nodes, 2, state=state) as run, notes_said() as notes:
@@ -128,10 +128,10 @@ def test_shares_give_what_one_process_gives(two_nodes, nodes, changes, state, di
 @needs_ray
 def test_a_worker_and_then_a_machine_die_in_the_middle(two_nodes, nodes):
     experiment = replace(SMALL, client=Adam(0.01))  # clients keep state, so what died was worth something
-    alone = experiment.simulation()
+    alone = start(experiment)
     expected = list(alone)
     # The first rounds in one process: a run may go on with another engine.
-    begun = experiment.simulation()
+    begun = start(experiment)
     for record in begun:
         if record.round == 1:
             break

@@ -47,8 +47,8 @@ def digits():
 @pytest.mark.parametrize("optimizer", [ef.Adam(1e-2), ef.SGD(0.1, momentum=0.9), ef.SGD(0.1)])
 def test_state_on_disk_gives_the_same_run_bit_for_bit(optimizer, digits):
     data, fleet = digits
-    settings = {"rounds": 8, "client_optimizer": optimizer, "trainer": "batched", "device": "cpu"}
-    device, disk = (ef.Simulation("mlp", data, fleet, state_place=place, **settings) for place in ("device", "disk"))
+    settings = {"rounds": 8, "client": optimizer, "trainer": "batched", "device": "cpu"}
+    device, disk = (ef.start("mlp", data, fleet, state_place=place, **settings) for place in ("device", "disk"))
     list(device), list(disk)
     assert torch.equal(device.flat, disk.flat)
     one, two = device.state_dict(), disk.state_dict()
@@ -59,9 +59,9 @@ def test_state_on_disk_gives_the_same_run_bit_for_bit(optimizer, digits):
 @pytest.mark.parametrize("places", [("disk", "disk"), ("disk", "device"), ("device", "disk")])
 def test_a_run_resumes_from_state_on_either_place(places, digits):
     data, fleet = digits
-    settings = {"rounds": 8, "client_optimizer": ef.Adam(1e-2), "trainer": "batched", "device": "cpu"}
+    settings = {"rounds": 8, "client": ef.Adam(1e-2), "trainer": "batched", "device": "cpu"}
     first, second, whole = (
-        ef.Simulation("mlp", data, fleet, state_place=place, **settings) for place in (*places, "device")
+        ef.start("mlp", data, fleet, state_place=place, **settings) for place in (*places, "device")
     )
     for record in first:
         if record.round == 3:
@@ -108,10 +108,10 @@ def test_a_disk_without_room_is_an_error_in_words():
 def test_state_on_disk_needs_the_batched_trainer(digits):
     data, fleet = digits
     with pytest.raises(ef.InputError, match="'one-by-one' keeps the clients' state in memory"):
-        ef.Simulation("mlp", data, fleet, rounds=2, trainer="one-by-one", state_place="disk")
+        ef.start("mlp", data, fleet, rounds=2, trainer="one-by-one", state_place="disk")
     with pytest.raises(ef.InputError, match="state_place is 'tape'"):
-        ef.Simulation("mlp", data, fleet, rounds=2, state_place="tape")
-    run = ef.Simulation("mlp", data, fleet, rounds=2, trainer="batched", state_place="disk", device="cpu")
+        ef.start("mlp", data, fleet, rounds=2, state_place="tape")
+    run = ef.start("mlp", data, fleet, rounds=2, trainer="batched", state_place="disk", device="cpu")
     with pytest.raises(CannotTrainError, match="on disk"):
         choose._fast(run.trainer.task)
 
@@ -122,8 +122,8 @@ def test_a_large_convolution_with_state_on_disk_is_batched_on_a_cpu():
     fleet = ef.Fleet.from_cycles([1])
     names = []
     for place, keep in (("device", True), ("disk", True), ("disk", False)):
-        settings = {"state_place": place, "keep_optimizer_state": keep, "device": "cpu", "batch_size": 10}
-        names.append(type(ef.Simulation(model, data, fleet, rounds=1, **settings).trainer).__name__)
+        settings = {"state_place": place, "keep_state": keep, "device": "cpu", "batch_size": 10}
+        names.append(type(ef.start(model, data, fleet, rounds=1, **settings).trainer).__name__)
     assert names == ["OneByOne", "Batched", "OneByOne"]
 
 
@@ -157,7 +157,7 @@ class Counting:
 def test_a_run_reads_its_participants_and_a_sample_for_the_groups():
     fleet, source = million_like(100_000, 50), Counting(100_000)
     data = OnDemand(source, ([[0.0], [1.0]], [0, 1]), 2)
-    run = ef.Simulation(nn.Linear(1, 2), data, fleet, rounds=5, client_optimizer=ef.SGD(0.1))
+    run = ef.start(nn.Linear(1, 2), data, fleet, rounds=5, client=ef.SGD(0.1))
     participants = set()
     for record in run:
         participants.update(record.participants.tolist())
@@ -173,7 +173,7 @@ def test_many_cycles_make_few_groups():
     assert len(groups) == 10
     assert sorted(np.concatenate([g.clients for g in groups]).tolist()) == list(range(100_000))
     data = OnDemand(Counting(100_000), ([[0.0], [1.0]], [0, 1]), 2)
-    history = ef.simulate(nn.Linear(1, 2), data, fleet, rounds=1, client_optimizer=ef.SGD(0.1))
+    history = ef.simulate(nn.Linear(1, 2), data, fleet, rounds=1, client=ef.SGD(0.1))
     assert list(history.final.group_accuracy) == [g.label for g in groups]
 
 
@@ -207,7 +207,7 @@ def test_a_round_takes_memory_for_its_participants():
     clients = 50_000
     fleet = million_like(clients, 50)
     source = Generated(np.full(clients, 4), lambda c: (np.full((4, 100), c % 9, np.float32), [0, 1, 0, 1]))
-    run = ef.Simulation(nn.Linear(100, 2), OnDemand(source, None, 2), fleet, rounds=20, client_optimizer=ef.SGD(0.1))
+    run = ef.start(nn.Linear(100, 2), OnDemand(source, None, 2), fleet, rounds=20, client=ef.SGD(0.1))
     rounds = iter(run)
     next(rounds)
     whole = clients * 4 * 100 * 4  # all samples

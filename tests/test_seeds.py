@@ -32,7 +32,7 @@ SMALL = Experiment(
 
 def parts(experiment):
     """What each kind of chance decides, without the others' help."""
-    run = experiment.simulation()
+    run = start(experiment)
     task = run.trainer.task
     places = task.data._within(torch.arange(8), 0, 2, 5, task.seed)  # within a client's own samples
     steps = [(step.clients.tolist(), step.energy.to_dict()) for step in run.schedule.rounds(0, 20)]
@@ -57,21 +57,21 @@ def test_a_seed_of_one_kind_changes_its_own_part_and_no_other(kind, before):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_own_seed_set_to_the_seed_changes_nothing(kind):
-    plain, same = (list(e.simulation()) for e in (SMALL, replace(SMALL, **{f"{kind}_seed": 3})))
+    plain, same = (list(start(e)) for e in (SMALL, replace(SMALL, **{f"{kind}_seed": 3})))
     assert [r.update_norm for r in plain] == [r.update_norm for r in same]
 
 
 def test_all_four_make_a_run_independent_of_the_seed():
     fixed = replace(SMALL, split_seed=1, init_seed=2, batch_seed=3, schedule_seed=4)
     one, two = (replace(fixed, seed=seed) for seed in (5, 6))
-    assert [r.update_norm for r in one.simulation()] == [r.update_norm for r in two.simulation()]
+    assert [r.update_norm for r in start(one)] == [r.update_norm for r in start(two)]
     assert one.same_run() == two.same_run() != SMALL.same_run()
 
 
 def test_python_takes_the_same_names_as_files():
     data = ef.load("digits").partition(8, seed=0)
     fleet = ef.Fleet.from_cycles([1, 2] * 4)
-    settings = {"rounds": 3, "client_optimizer": ef.SGD(0.1), "device": "cpu"}
+    settings = {"rounds": 3, "client": ef.SGD(0.1), "device": "cpu"}
     runs = [
         ef.simulate("logistic", data, fleet, seed=seed, init_seed=0, batch_seed=0, schedule_seed=0, **settings)
         for seed in (0, 1)
@@ -157,7 +157,7 @@ def test_what_is_held_out_follows_the_splits_seed():
 
 def test_a_part_that_leaves_nothing_is_refused():
     with pytest.raises(ef.InputError, match="leaves none on one side"):
-        replace(SMALL, validation=1e-9).simulation()
+        start(replace(SMALL, validation=1e-9))
 
 
 def test_samples_that_are_made_up_are_validated_on_others_than_tested_on():
@@ -176,7 +176,7 @@ def test_the_test_set_is_gone_from_a_run_that_validates(monkeypatch):
         monkeypatch.setattr(Digits, "load", lambda self, data=data: data)
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
-            finals.append(list(replace(SMALL, validation=0.1).simulation())[-1].metrics)
+            finals.append(list(start(replace(SMALL, validation=0.1)))[-1].metrics)
     assert finals[0] == finals[1]
     with pytest.raises(ef.InputError, match="test sample"):  # the poison works
-        SMALL.simulation()
+        start(SMALL)

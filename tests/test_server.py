@@ -435,10 +435,10 @@ def simulation(rule=None, policy=None, offsets=None, given=None, **changes):
     model = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.5, -0.5]]))
-    how = {"rounds": 12, "local_steps": 3, "batch_size": 1, "client_optimizer": ef.SGD(0.1), "device": "cpu"}
+    how = {"rounds": 12, "local_steps": 3, "batch_size": 1, "client": ef.SGD(0.1), "device": "cpu"}
     fleet = ef.Fleet.from_cycles([1, 2, 3, 6], offsets)
     method = ef.Method(policy or ef.UniformWindow(), rule or Sum(), "mine")
-    return ef.Simulation(model, given or data(), fleet, method, **{**how, **changes})
+    return ef.start(model, given or data(), fleet, method, **{**how, **changes})
 
 
 def gradient(weight, client):
@@ -454,7 +454,7 @@ def told(record):
 
 
 def test_ht_varp_without_memory_is_algorithm_1_bit_for_bit():
-    varp, plain = (simulation(rule, client_optimizer=ef.Adam(0.05)) for rule in (Varp(memory=0.0), Sum()))
+    varp, plain = (simulation(rule, client=ef.Adam(0.05)) for rule in (Varp(memory=0.0), Sum()))
     for one, other in zip(varp, plain, strict=True):
         assert told(one) == told(other)
         assert torch.equal(weight_of(varp), weight_of(plain))
@@ -476,7 +476,7 @@ def test_scaffold_goes_where_the_gradient_of_all_is_zero_and_fedavg_does_not():
     best = np.linalg.lstsq(p[:, None] * x, p * y, rcond=None)[0]
     off = []
     for rule in (Scaffold(), Sum()):
-        run = simulation(rule, ef.Always(), local_steps=4, rounds=30, client_optimizer=ef.SGD(0.2))
+        run = simulation(rule, ef.Always(), local_steps=4, rounds=30, client=ef.SGD(0.2))
         list(run)
         off.append(np.linalg.norm(weight_of(run).numpy() - best))
     assert off[0] < 1e-4 < 0.05 < off[1]
@@ -487,7 +487,7 @@ def test_scaffold_goes_where_the_gradient_of_all_is_zero_and_fedavg_does_not():
 @pytest.mark.parametrize("rule", [Scaffold(), HTScaffold()], ids=repr)
 def test_scaffold_remembers_mean_gradients_and_their_mean(rule, trainer, schedule):
     optimizer = ef.SGD(0.1, schedule=schedule)
-    run = simulation(rule, client_optimizer=optimizer, trainer=trainer)
+    run = simulation(rule, client=optimizer, trainer=trainer)
     own, weight = torch.zeros(4, 2), weight_of(run)
     shares = torch.tensor(SHARES, dtype=torch.float32)
     for record in run:
@@ -561,7 +561,7 @@ def test_what_the_kernels_train_is_remembered_alike(method):
     pytest.importorskip("triton", reason="Triton is not installed here")
     rng = np.random.default_rng(0)
     small = ef.from_arrays([(rng.normal(size=(6, 5)), rng.integers(0, 3, 6)) for _ in range(3)])
-    how = {"rounds": 4, "local_steps": 2, "batch_size": 4, "client_optimizer": ef.SGD(0.1)}
+    how = {"rounds": 4, "local_steps": 2, "batch_size": 4, "client": ef.SGD(0.1)}
     how["device"] = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU in Triton's interpreter
     one, other = (
         ef.simulate("logistic", small, ef.Fleet.from_cycles([1, 2, 2]), method, trainer=trainer, **how).params
@@ -601,7 +601,7 @@ def test_a_run_under_every_rule_resumes_bit_for_bit(value, at, tmp_path):
 
 @over(OPTIMIZERS)
 def test_a_run_under_every_server_optimizer_resumes_bit_for_bit(value, tmp_path):
-    resumes(tmp_path, 5, server_optimizer=value, client_optimizer=ef.SGD(0.1, momentum=0.5))
+    resumes(tmp_path, 5, server_optimizer=value, client=ef.SGD(0.1, momentum=0.5))
 
 
 # -- server optimisers -----------------------------------------------------------------------------

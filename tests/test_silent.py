@@ -158,11 +158,11 @@ def test_a_simulation_warns_before_it_begins_or_else_when_it_has_ended(monkeypat
 
 def test_a_server_that_waits_for_a_silent_client_is_told_of():
     with pytest.warns(EverfedWarning, match="The server waits for them, so the model never moves"):
-        history = simulated(ef.Fleet.from_cycles([1, 5], [0, 50]), "mifa", client_optimizer=ef.SGD(0.1))
+        history = simulated(ef.Fleet.from_cycles([1, 5], [0, 50]), "mifa", client=ef.SGD(0.1))
     assert all(record.update_norm == 0.0 for record in history.rounds)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        simulated(ef.Fleet.from_cycles([1, 5]), "mifa", client_optimizer=ef.SGD(0.1))
+        simulated(ef.Fleet.from_cycles([1, 5]), "mifa", client=ef.SGD(0.1))
 
 
 @pytest.mark.parametrize(("state", "until"), [("diverged", 0), ("diverged", 2), ("stopped", 0), ("running", 0)])

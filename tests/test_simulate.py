@@ -31,7 +31,7 @@ def settings(**changes):
         "rounds": 20,
         "local_steps": 2,
         "batch_size": 8,
-        "client_optimizer": ef.SGD(0.1),
+        "client": ef.SGD(0.1),
         "device": "cpu",
         **changes,
     }
@@ -61,7 +61,7 @@ ROUNDED = ["greedy-normalized", "fedvarp", "ht-varp", "last-updates", "mifa", "s
 @pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
 def test_with_all_cycles_one_every_method_is_fedavg_bit_for_bit(method, trainer, digits):
     ones = ef.Fleet.from_cycles([1] * 8)
-    kwargs = settings(rounds=5, client_optimizer=ef.Adam(1e-2), trainer=trainer, eval_every=2)
+    kwargs = settings(rounds=5, client=ef.Adam(1e-2), trainer=trainer, eval_every=2)
     history, fedavg = (ef.simulate("mlp", digits, ones, m, **kwargs) for m in (method, "fedavg"))
     assert same_params(history.params, fedavg.params)
     assert plain(history) == plain(fedavg)
@@ -112,7 +112,7 @@ def test_a_memory_budget_changes_nothing_but_rounding(budget, digits, fleet):
 def test_a_module_is_the_start_and_is_left_unchanged(digits, fleet):
     module = ef.build("mlp", (1, 8, 8), 10).eval()
     before = copy.deepcopy(module.state_dict())
-    run = ef.Simulation(module, digits, fleet, **settings())
+    run = ef.start(module, digits, fleet, **settings())
     assert same_params(run.params, before)
     list(run)
     assert not same_params(run.params, before)
@@ -123,17 +123,17 @@ def test_a_module_is_the_start_and_is_left_unchanged(digits, fleet):
 
 def test_a_module_keeps_its_weights_whatever_the_seed(digits, fleet):
     module = ef.build("mlp", (1, 8, 8), 10)
-    runs = [ef.Simulation(module, digits, fleet, seed=s, **settings()) for s in (0, 1)]
+    runs = [ef.start(module, digits, fleet, seed=s, **settings()) for s in (0, 1)]
     assert same_params(runs[0].params, runs[1].params)
 
 
 @pytest.mark.parametrize("model", ["mlp", lambda: ef.build("mlp", (1, 8, 8), 10)], ids=["name", "factory"])
 def test_a_name_and_a_factory_start_from_the_same_weights_for_every_method(model, digits, fleet):
-    reference = ef.Simulation("mlp", digits, fleet, "fedavg", seed=5, **settings()).params
+    reference = ef.start("mlp", digits, fleet, "fedavg", seed=5, **settings()).params
     torch.manual_seed(123)  # the global generator must not matter
     for method in ef.METHODS:
-        assert same_params(ef.Simulation(model, digits, fleet, method, seed=5, **settings()).params, reference)
-    assert not same_params(ef.Simulation(model, digits, fleet, seed=6, **settings()).params, reference)
+        assert same_params(ef.start(model, digits, fleet, method, seed=5, **settings()).params, reference)
+    assert not same_params(ef.start(model, digits, fleet, seed=6, **settings()).params, reference)
 
 
 def test_final_params_load_into_a_new_model_and_give_the_last_metrics(digits, fleet):
@@ -296,8 +296,8 @@ class ByHand:
 @pytest.mark.parametrize("method", ef.METHODS)
 def test_the_servers_step_is_the_one_worked_out_by_hand(method, trainer):
     model = nn.Linear(2, 1, bias=False)
-    kwargs = settings(rounds=12, local_steps=STEPS, batch_size=1, client_optimizer=ef.SGD(LR), trainer=trainer)
-    run = ef.Simulation(model, hand_data(), ef.Fleet.from_cycles(HAND_CYCLES), method, **kwargs)
+    kwargs = settings(rounds=12, local_steps=STEPS, batch_size=1, client=ef.SGD(LR), trainer=trainer)
+    run = ef.start(model, hand_data(), ef.Fleet.from_cycles(HAND_CYCLES), method, **kwargs)
     server, seen, weight = ByHand(method), set(), run.params["weight"][0]
     for record in run:
         who = record.participants
@@ -334,7 +334,7 @@ def test_a_round_without_participants_leaves_the_model_as_it_is(cycles, offsets,
     rng = np.random.default_rng(0)
     data = ef.from_arrays([(rng.normal(size=(9, 3)), rng.integers(0, 2, 9)) for _ in range(2)])
     fleet = ef.Fleet.from_cycles(cycles, offsets)
-    run = ef.Simulation("logistic", data, fleet, method, **settings(rounds=10))
+    run = ef.start("logistic", data, fleet, method, **settings(rounds=10))
     before = run.params
     moved = []
     for record in run:
@@ -349,7 +349,7 @@ def test_a_round_without_participants_leaves_the_model_as_it_is(cycles, offsets,
 
 def test_a_run_in_which_nobody_ever_trains_ends_where_it_began():
     data = ef.from_arrays([(np.ones((2, 1)), [0, 1])], test=(np.ones((2, 1)), [0, 1]))
-    run = ef.Simulation("logistic", data, ef.Fleet.from_cycles([5], [50]), **settings(rounds=5, batch_size=2))
+    run = ef.start("logistic", data, ef.Fleet.from_cycles([5], [50]), **settings(rounds=5, batch_size=2))
     start = run.params
     records = list(run)
     assert same_params(run.params, start)
@@ -494,7 +494,7 @@ def test_groups_that_hold_the_test_sets_own_mix_see_the_overall_accuracy(fleet):
 def test_a_class_that_the_test_set_lacks_is_left_out(fleet):
     x = np.eye(3)
     data = ef.from_arrays([(x, [0, 1, 2])] * 8, test=(x[:2], [0, 1]))
-    metrics = ef.simulate("logistic", data, fleet, **settings(rounds=40, client_optimizer=ef.SGD(1.0))).final
+    metrics = ef.simulate("logistic", data, fleet, **settings(rounds=40, client=ef.SGD(1.0))).final
     assert metrics.accuracy == 1.0
     assert [math.isnan(a) for a in metrics.class_accuracy] == [False, False, True]
     assert metrics.to_dict()["class_accuracy"] == [1.0, 1.0, None]
@@ -515,7 +515,7 @@ def regression(clients=8):
 @pytest.mark.parametrize("loss", [None, F.l1_loss, F.smooth_l1_loss], ids=["squared", "absolute", "huber"])
 def test_float_targets_are_regressed_with_the_loss_asked_for(loss, trainer, fleet):
     data = regression()
-    kwargs = settings(rounds=60, local_steps=3, client_optimizer=ef.SGD(0.05), trainer=trainer)
+    kwargs = settings(rounds=60, local_steps=3, client=ef.SGD(0.05), trainer=trainer)
     history = ef.simulate(lambda: nn.Linear(2, 1), data, fleet, loss=loss, **kwargs)
     metrics = history.final
     assert metrics.accuracy is metrics.class_accuracy is metrics.group_accuracy is metrics.worst_group_accuracy is None
@@ -554,7 +554,7 @@ def test_a_batch_larger_than_a_clients_data_warns_and_works(fleet):
 
 
 def test_stopping_early_keeps_what_was_learnt_so_far(digits, fleet):
-    run = ef.Simulation("mlp", digits, fleet, **settings())
+    run = ef.start("mlp", digits, fleet, **settings())
     assert len(run) == 20
     for record in run:
         if record.round == 4:
@@ -566,7 +566,7 @@ def test_stopping_early_keeps_what_was_learnt_so_far(digits, fleet):
 
 
 def test_params_are_a_copy_on_the_cpu(digits, fleet):
-    run = ef.Simulation("logistic", digits, fleet, **settings())
+    run = ef.start("logistic", digits, fleet, **settings())
     for value in run.params.values():
         assert value.device.type == "cpu"
         value.zero_()
@@ -591,10 +591,10 @@ def test_params_are_a_copy_on_the_cpu(digits, fleet):
 def test_on_quadratics_each_method_converges_to_its_own_point(method, where, tolerance):
     """F_i = (w - c_i)^2 with c = 0, 1, 2, 3 and cycles 1, 5, 10, 20: greedy is pulled to the frequent."""
     data = ef.from_arrays([(np.ones((1, 1)), np.full((1, 1), float(c))) for c in range(4)])
-    kwargs = settings(rounds=1000, local_steps=1, batch_size=1, client_optimizer=ef.SGD(0.01))
+    kwargs = settings(rounds=1000, local_steps=1, batch_size=1, client=ef.SGD(0.01))
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
-    run = ef.Simulation(model, data, ef.Fleet.from_cycles(CYCLES), method, **kwargs)
+    run = ef.start(model, data, ef.Fleet.from_cycles(CYCLES), method, **kwargs)
     late = [run.params["weight"].item() for record in run if record.round >= 800]
     assert np.mean(late) == pytest.approx(where, abs=tolerance)
 
@@ -602,7 +602,7 @@ def test_on_quadratics_each_method_converges_to_its_own_point(method, where, tol
 def test_algorithm_1_serves_the_worst_group_better_than_greedy():
     fleet = ef.Fleet.from_cycles(CYCLES * 10)
     data = ef.load("digits").partition(40, "by-energy", fleet=fleet, seed=0)
-    kwargs = settings(rounds=100, local_steps=5, batch_size=10, client_optimizer=ef.SGD(0.2))
+    kwargs = settings(rounds=100, local_steps=5, batch_size=10, client=ef.SGD(0.2))
     ours, greedy = (ef.simulate("mlp", data, fleet, m, **kwargs).final for m in ("algorithm1", "greedy"))
     assert ours.worst_group_accuracy > greedy.worst_group_accuracy + 0.2
     assert ours.accuracy > greedy.accuracy + 0.1
@@ -642,7 +642,7 @@ BAD_SETTINGS = [
 @pytest.mark.parametrize(("change", "message"), BAD_SETTINGS)
 def test_bad_settings_are_refused(change, message, digits, fleet):
     with refused(*message):  # before anything runs
-        ef.Simulation(**{"model": "logistic", "data": digits, "fleet": fleet, **settings(**change)})
+        ef.start(**{"model": "logistic", "data": digits, "fleet": fleet, **settings(**change)})
 
 
 def test_data_and_fleet_of_different_sizes_are_refused(digits):

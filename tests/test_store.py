@@ -64,7 +64,7 @@ def whole(tmp_path_factory) -> ef.StoredRun:
 
 
 def test_a_stored_run_is_the_simulation(whole):
-    simulation = SMALL.simulation()
+    simulation = start(SMALL)
     history = ef.History(list(simulation), simulation.params)
     assert [replace(r, seconds=0.0).to_dict() for r in history.rounds] == records_of(whole)
     for name, value in history.params.items():
@@ -231,7 +231,7 @@ def test_with_every_checkpoint_damaged_the_run_starts_anew(tmp_path, whole):
 
 
 def test_records_cut_off_in_a_batch_are_read_up_to_it(tmp_path):
-    records = list(SMALL.simulation())
+    records = list(start(SMALL))
     file = RecordsFile(tmp_path / "records.arrow")
     file.truncate(0)
     file.append(records[:10])
@@ -330,7 +330,7 @@ def test_skip_leaves_non_finite_updates_out_and_records_them(tmp_path):
     x, y = torch.randn(6, 3).numpy(), [0, 1, 0, 1, 0, 1]
     huge = (1e30 * x, y)
     fleet = ef.Fleet.from_cycles([1, 1, 1])
-    settings = {"rounds": 3, "batch_size": 4, "client_optimizer": ef.SGD(0.1), "device": "cpu"}
+    settings = {"rounds": 3, "batch_size": 4, "client": ef.SGD(0.1), "device": "cpu"}
     data = [(x, y), (x, y), huge]
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2))
     with pytest.raises(DivergenceError, match="client 2"):

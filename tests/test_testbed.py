@@ -266,9 +266,9 @@ def scalar_run(method, centres, fleet, *, rounds, seed, curvature=None, start=0.
     """w after each round of the real simulator on losses curvature * (w - c)^2 / 2, no noise."""
     roots = np.sqrt(np.ones(len(centres)) if curvature is None else curvature)
     pairs = [(np.full((1, 1, 1), s), np.full((1, 1), s * c)) for s, c in zip(roots, centres, strict=True)]
-    run = ef.Simulation(
+    run = ef.start(
         Forms(np.array([start])), pairs, fleet, method, rounds=rounds, local_steps=local_steps, batch_size=1,
-        client_optimizer=ef.SGD(lr), loss=half_square, seed=seed, device="cpu",
+        client=ef.SGD(lr), loss=half_square, seed=seed, device="cpu",
     )  # fmt: skip
     return [run.flat.item() for _ in run]
 
@@ -295,9 +295,9 @@ class TestTheRealSimulator:
         pairs = [(np.full((n, 1, 1), s), np.zeros((n, 1))) for n, s in zip((2, 3, 5), np.sqrt(curvature), strict=True)]
         ends = []
         for seed in seeds.values():
-            run = ef.Simulation(
+            run = ef.start(
                 Forms(np.array([1.0])), pairs, fleet, method, rounds=2, local_steps=1, batch_size=1,
-                client_optimizer=ef.SGD(0.1), loss=half_square, seed=seed, device="cpu",
+                client=ef.SGD(0.1), loss=half_square, seed=seed, device="cpu",
             )  # fmt: skip
             list(run)
             ends.append(run.flat.item())

@@ -127,7 +127,7 @@ def test_a_run_is_the_method_it_names(variance):
 def test_a_line_has_what_the_round_records_say(variance, small, digits):
     run = variance.Run(*CASE, "lattice", True, 1)
     done = json.loads(json.dumps(small.execute(digits, run)))
-    plain = list(run.experiment(SMALL).simulation())
+    plain = list(start(run.experiment(SMALL)))
     weights = [record.round_weight for record in plain]
     assert done["var_weight"] == pytest.approx(np.var(weights), abs=1e-5)
     assert done["mean_weight"] == pytest.approx(np.mean(weights), abs=1e-5)

@@ -23,11 +23,11 @@ def main() -> None:
         data = replace(data, augment=ef.AUGMENTS["crop-flip"](size=CROP))
     cycles = [1, 5, 10, 20] * (CLIENTS // 4) if options.method == "algorithm1" else np.ones(CLIENTS, int)
     rounds = options.warmup + options.rounds + 1  # an evaluation may fall into the last, which is left out
-    run = ef.Simulation(
+    run = ef.start(
         model, data, ef.Fleet.from_cycles(cycles), options.method,
         rounds=rounds, local_steps=LOCAL_STEPS, batch_size=workload.batch,
-        client_optimizer=ef.Adam(workload.lr) if workload.optimizer == "adam" else ef.SGD(workload.lr),
-        keep_optimizer_state=False, eval_every=rounds, device=options.device, precision=options.precision,
+        client=ef.Adam(workload.lr) if workload.optimizer == "adam" else ef.SGD(workload.lr),
+        keep_state=False, eval_every=rounds, device=options.device, precision=options.precision,
     )  # fmt: skip
     before = probe_loss(model, workload)
     ms, participants = [], []

@@ -3,7 +3,7 @@
 >>> import everfed as ef
 >>> fleet = ef.Fleet.from_cycles([1, 5, 10, 20] * 10)
 >>> data = ef.load("digits").partition(clients=40, how="by-energy", fleet=fleet, seed=0)
->>> history = ef.simulate("mlp", data, fleet, method="algorithm1", rounds=20, client_optimizer=ef.SGD(0.1))
+>>> history = ef.simulate("mlp", data, fleet, method="algorithm1", rounds=20, client=ef.SGD(0.1))
 >>> history.participations
 270
 """

@@ -1,5 +1,7 @@
 # Every public name and the module it lives in. `__init__.py` loads them from here when they are first used.
 from . import theory as theory
+from .api import simulate as simulate
+from .api import start as start
 from .auditing import Audit as Audit
 from .auditing import audit as audit
 from .data import AUGMENTS as AUGMENTS
@@ -32,10 +34,9 @@ from .learning import build as build
 from .methods import METHODS as METHODS
 from .methods import Method as Method
 from .run.experiment import Experiment as Experiment
-from .run.loop import History as History
-from .run.loop import RoundRecord as RoundRecord
-from .run.loop import Simulation as Simulation
-from .run.loop import simulate as simulate
+from .run.history import History as History
+from .run.history import RoundRecord as RoundRecord
+from .run.loop import Run as Run
 from .scheduling import POLICIES as POLICIES
 from .scheduling import Always as Always
 from .scheduling import Bernoulli as Bernoulli

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from everfed.cli.options import ENGINES
 from everfed.errors import InputError, unknown
 from everfed.run.experiment import Experiment
-from everfed.run.loop import Simulation
+from everfed.run.loop import Run
+from everfed.run.start import start
 from everfed.studies import sweep
 
 
@@ -17,21 +18,21 @@ from everfed.studies import sweep
 def executor(engine: str, address: str | None, jobs: int, experiment: Experiment) -> Iterator[sweep.Executor | None]:
     """What executes the runs of a sweep; None: processes of this machine. experiment: one of them, to try."""
     if _is_local(engine, {"--address": address}):
-        experiment.simulation()  # refuse bad input, and say notes once, before workers start
+        start(experiment)  # refuse bad input, and say notes once, before workers start
         yield None
         return
     from everfed.ray import OnCluster, connect, on_driver
 
     with connect(address or os.environ.get("RAY_ADDRESS")) as cluster:
-        on_driver(experiment, cluster.on_gpu(experiment.device)).simulation()
+        start(on_driver(experiment, cluster.on_gpu(experiment.device)))
         yield OnCluster(cluster, jobs)
 
 
 @contextmanager
 def maker(
     engine: str, address: str | None, workers: int, state: str | None, on_divergence: str
-) -> Iterator[Callable[[Experiment], Simulation] | None]:
-    """What sets up a run; None: a simulation on this machine."""
+) -> Iterator[Callable[[Experiment], Run] | None]:
+    """What sets up a run; None: on this machine alone."""
     if _is_local(engine, {"--address": address, "--workers": workers, "--client-state": state}):
         yield None
         return
@@ -39,7 +40,7 @@ def maker(
 
     with connect(address or os.environ.get("RAY_ADDRESS")) as cluster, ExitStack() as stack:
 
-        def make(experiment: Experiment) -> Simulation:
+        def make(experiment: Experiment) -> Run:
             made = sharded(experiment, cluster, workers, state=state or "worker", on_divergence=on_divergence)
             return stack.enter_context(made)
 

@@ -22,7 +22,7 @@ from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
 from everfed.run import config
 from everfed.run.experiment import Experiment
-from everfed.run.loop import resolve_device
+from everfed.run.setup import resolve_device
 from everfed.scheduling import PlanStep
 from everfed.scheduling import plan as make_plan
 

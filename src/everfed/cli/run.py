@@ -18,9 +18,9 @@ from everfed.cli.screen import Screen, Stop, watched
 from everfed.report.lines import evaluated_on
 from everfed.run import config
 from everfed.run.experiment import Experiment
-from everfed.run.loop import Simulation
+from everfed.run.loop import Run
+from everfed.run.start import start
 from everfed.store import StoredRun, open_run, stored_rounds
-from everfed.store.environment import training
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked
 from everfed.studies.sweep import folder_name
@@ -86,7 +86,7 @@ def run(
             on_divergence=on_divergence,
             stop=stop,
             make=make,
-            on_start=lambda simulation: _say_what_is_kept(simulation, screen),
+            on_start=lambda run: _say_what_is_kept(run, screen),
         )
         followed = tracked(rounds, track or [], experiment, folder)
         done = sum(1 for _ in watched(followed, experiment.rounds, screen))
@@ -107,29 +107,28 @@ def run(
         screen.out.print(_table(stored, seconds))
 
 
-def _say_what_is_kept(simulation: Simulation, screen: Screen) -> None:
+def _say_what_is_kept(run: Run, screen: Screen) -> None:
     """Before the first round, since it may be more than the user has room for."""
-    for what in simulation.aggregator.explain():
+    for what in run.server.rule.explain():
         screen.note(f"the server keeps {what}.")
 
 
 def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None:
-    simulation = experiment.simulation(on_divergence=on_divergence)
-    device, how = simulation.device.type, training(simulation.trainer)
-    kept = simulation.aggregator.explain()
+    run = start(experiment, on_divergence=on_divergence)
+    device, how, kept = run.setup.device.type, run.source.training(), run.server.rule.explain()
     if screen.as_json:
-        screen.json({"device": device, "precision": experiment.precision, **how, "server_keeps": kept})
+        screen.json({"device": device, "precision": experiment.precision, **how.to_dict(), "server_keeps": kept})
         return
     rows = {
         "device": device,
         "precision": experiment.precision,
-        "trainer": how["trainer"],
-        "clients at once": f"up to {how['at_once']:,}",
-        "checked": simulation.trainer.check.said() if simulation.trainer.check else "no",
+        "trainer": how.trainer,
+        "clients at once": f"up to {how.at_once:,}",
+        "checked": how.check.said() if how.check else "no",
         **({"the server keeps": kept[0]} if kept else {}),
         "parts of the model": "",
     }
-    lines = [*(f"{name:<20}{value}".rstrip() for name, value in rows.items()), *(f"  {part}" for part in how["parts"])]
+    lines = [*(f"{name:<20}{value}".rstrip() for name, value in rows.items()), *(f"  {part}" for part in how.parts)]
     screen.out.print("\n".join(lines), markup=False, soft_wrap=True)
 
 

@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.text import Text
 
 from everfed.errors import EverfedWarning
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 from everfed.studies import sweep
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -16,6 +16,7 @@ from everfed.flower.client import Samples
 from everfed.flower.messages import ARRAYS, METRICS, Ask, Vector, as_record
 from everfed.flower.node_state import Memory
 from everfed.run.experiment import Experiment
+from everfed.run.setup import Setup
 
 _KEPT = "trainer"
 _CHECKED = "checked"
@@ -46,13 +47,14 @@ class LocalTraining:
             experiment = replace(experiment, check_trainer=False)
         with warnings.catch_warnings():  # what there is to say of the whole fleet, the server has said
             warnings.simplefilter("ignore", EverfedWarning)
-            self.run = experiment.simulation(data)
+            self.setup = Setup(experiment, data)
+            self.trainer = self.setup.trainer()
         self._note_check(memory)
-        self.shapes = {n: tuple(s) for n, s in zip(self.run.layout.names, self.run.layout.shapes, strict=True)}
+        self.shapes = self.setup.layout.shapes_by_name()
 
     def _note_check(self, memory: Memory | None) -> None:
         """What was found when the trainer was made; a slower one than `auto` wanted has to be looked for every time."""
-        check = self.run.trainer.check
+        check = self.trainer.check
         if check is None:
             return
         for failure in check.rejected:
@@ -64,8 +66,8 @@ class LocalTraining:
         """(the parameters after the round, the mean loss of its steps)."""
         if self.keeps:
             self._recall(ask.round, memory)
-        params = torch.from_numpy(sent).to(self.run.device)
-        for trained in self.run.trainer.train(params, np.array([self.client]), ask.round):
+        params = torch.from_numpy(sent).to(self.setup.device)
+        for trained in self.trainer.train(params, np.array([self.client]), ask.round):
             loss = float(trained.losses[0])
             after = params + trained.deltas[0]
         if self.keeps:
@@ -78,11 +80,11 @@ class LocalTraining:
         earlier = [name for name in memory.names(_KEPT) if _round_of(name) < round]
         kept = memory.load(earlier[-1]) if earlier else None
         if kept is not None:
-            self.run.trainer.load_state_dict({name: torch.from_numpy(value) for name, value in kept.items()})
+            self.trainer.load_state_dict({name: torch.from_numpy(value) for name, value in kept.items()})
 
     def _keep(self, ask: Ask, memory: Memory) -> None:
         """Keep the state after this round, and of older ones what a restarted server may come back to."""
-        state = {name: value.cpu().numpy() for name, value in self.run.trainer.state_dict().items()}
+        state = {name: value.cpu().numpy() for name, value in self.trainer.state_dict().items()}
         if sum(value.size for name, value in state.items() if name != "row_of") == 0:
             return  # an optimiser without state
         memory.save(f"{_KEPT}-{ask.round:010d}", state)
@@ -98,7 +100,7 @@ class LocalTraining:
             raise InputError("the server sent another model than this client trains; give both the same experiment.")
         sent = np.concatenate([values[name].reshape(-1) for name in self.shapes]).astype(np.float32)
         after, loss = self.train(sent, ask, memory)
-        metrics = MetricRecord({"train_loss": loss, "num-examples": int(self.run.data.sizes()[self.client])})
+        metrics = MetricRecord({"train_loss": loss, "num-examples": int(self.setup.data.sizes()[self.client])})
         return Message(RecordDict({ARRAYS: as_record(after, self.shapes), METRICS: metrics}), reply_to=message)
 
 

@@ -26,10 +26,11 @@ from everfed.flower.identity import Roster
 from everfed.flower.limits import RoundLimits
 from everfed.flower.messages import Vector, as_record
 from everfed.flower.protocol import Collected, Opened, RoundServer, Shapes
+from everfed.flower.remote import as_results, refuse_what_is_not_sent
 from everfed.flower.transport import send_and_collect
-from everfed.learning.task import PlainTrained
 from everfed.scheduling.policies import Policy
 from everfed.server import ServerOptimizer, ServerRule, ServerSGD, Setting, Sum
+from everfed.server.step import Server
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, save_checkpoint
 
 
@@ -62,23 +63,23 @@ class EnergyStrategy(Strategy):
             folder.mkdir(parents=True, exist_ok=True)
         self.protocol = RoundServer(fleet, policy, weights, seed, terms=terms, roster=roster, folder=folder)
         self.shares, self.folder = weights, folder
-        self.server, self.optimizer = server or Sum(), server_optimizer or ServerSGD()
+        self.rule, self.optimizer = server or Sum(), server_optimizer or ServerSGD()
         self.opened: Opened | None = None
         self.shapes: Shapes = {}
-        self.flat: Vector = np.zeros(0, np.float32)
+
+    @property
+    def flat(self) -> Vector:
+        """The model now, as one vector."""
+        params: Vector = self.server.params.numpy()
+        return params
 
     def begin(self, arrays: ArrayRecord, rounds: int = 1) -> None:
         """Take a model as the start."""
         self.shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-        self.flat = self._flatten(arrays)
-        start = torch.from_numpy(self.flat)
-        setting = Setting(self.shares, len(self.flat), start.device, None, 1, rounds, start)
-        self.aggregator = self.server.start(setting)
-        if self.aggregator.gradients:
-            raise InputError("this server rule changes the clients' gradients, which is not sent to devices.")
-        if self.aggregator.starts:
-            raise InputError("this server rule starts each client from a model of its own, and all are sent the same.")
-        self.state = self.optimizer.init(len(self.flat), torch.device("cpu"))
+        start = torch.from_numpy(self._flatten(arrays))
+        setting = Setting(self.shares, len(start), start.device, None, 1, rounds, start)
+        self.server = Server(self.rule, self.optimizer, setting, on_divergence="skip")
+        refuse_what_is_not_sent(self.server)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -86,7 +87,7 @@ class EnergyStrategy(Strategy):
         """Ask everybody, and write to those who said yes. Flower counts rounds from 1."""
         if not self.shapes:
             self.begin(arrays)
-        self.flat = self._flatten(arrays)
+        self.server.params = torch.from_numpy(self._flatten(arrays))
         self.opened = self.protocol.open(grid, server_round - 1, self.flat, self.shapes, dict(config))
         return self.opened.messages
 
@@ -154,18 +155,11 @@ class EnergyStrategy(Strategy):
     def _apply(self, round: int, collected: Collected) -> float:
         """Move the model by a round's updates; returns their weight."""
         updates = collected.updates
-        clients = np.array([u.client for u in updates], np.int64)
-        scales = np.array([u.scale for u in updates], np.float64)
-        results = []
-        if updates:
-            deltas = torch.from_numpy(np.stack([u.delta for u in updates]))
-            results = [PlainTrained(clients, deltas, torch.tensor([u.loss for u in updates]))]
-        outcome = self.aggregator.round(round, clients, scales, results, True)
-        if outcome.update is None and not self.state:
-            return 0.0
-        update = torch.zeros(len(self.flat)) if outcome.update is None else outcome.update
-        self.flat = (torch.from_numpy(self.flat) + self.optimizer.step(update, self.state)).numpy()
-        return outcome.weight
+        clients, scales = np.array([u.client for u in updates], np.int64), np.array([u.scale for u in updates])
+        self.server.open(round, clients, scales)
+        for results in as_results(updates, torch.device("cpu")):
+            self.server.add(results)
+        return self.server.step(self.server.aggregate()).weight
 
     def _flatten(self, arrays: ArrayRecord) -> Vector:
         parts = [arrays[name].numpy() for name in self.shapes]
@@ -178,20 +172,17 @@ class EnergyStrategy(Strategy):
         if not self.folder:
             return
         kept: dict[str, Any] = {name: torch.as_tensor(v) for name, v in self.protocol.state_dict().items()}
-        kept |= {f"server.{name}": value for name, value in self.aggregator.state_dict().items()}
-        kept |= {f"step.{name}": value.clone() for name, value in self.state.items()}
-        save_checkpoint(self.folder, round, {"flat": torch.from_numpy(self.flat.copy()), **kept}, {})
+        save_checkpoint(
+            self.folder, round, {"flat": self.server.params.clone(), **kept, **self.server.state_dict()}, {}
+        )
 
     def _restore(self) -> int:
         """The round to go on with: 0, or the one after the newest good checkpoint."""
         for found in load_checkpoints(self.folder) if self.folder else ():
             if isinstance(found, Checkpoint) and len(found.tensors["flat"]) == len(self.flat):
                 state = found.tensors
-                self.flat = state["flat"].numpy()
+                self.server.params = state["flat"]
                 self.protocol.load_state_dict({n: v.numpy() for n, v in state.items() if n.startswith("protocol.")})
-                self.aggregator.load_state_dict(
-                    {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
-                )
-                self.state = {n.removeprefix("step."): v for n, v in state.items() if n.startswith("step.")}
+                self.server.load_state_dict(state)
                 return found.round
         return 0

@@ -30,6 +30,9 @@ class Layout:
         parts = flat.split(self.sizes)
         return {n: part.view(shape) for n, part, shape in zip(self.names, parts, self.shapes, strict=True)}
 
+    def shapes_by_name(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(shape) for name, shape in zip(self.names, self.shapes, strict=True)}
+
     def load(self, flat: Tensor, module: nn.Module) -> None:
         """Copy a flat vector into the module's parameters."""
         parameters = dict(module.named_parameters())

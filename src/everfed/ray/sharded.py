@@ -1,4 +1,4 @@
-"""One large run over a cluster: a simulation's loop, store and records, with workers in the trainer's place."""
+"""One large run over a cluster: this machine plans, aggregates and evaluates; Ray workers train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from everfed.ray.pool import Pool
 from everfed.ray.trainer import STATE_PLACES, ShardedTrainer
 from everfed.ray.worker import actor
 from everfed.run.experiment import Experiment
-from everfed.run.loop import Simulation, resolve_device
+from everfed.run.loop import Run
+from everfed.run.rounds import LocalRounds
+from everfed.run.setup import Setup, resolve_device
 
 
 def on_driver(experiment: Experiment, on_gpu: bool) -> Experiment:
@@ -33,7 +35,7 @@ def sharded(
     *,
     state: str = "worker",
     on_divergence: str = "stop",
-) -> Iterator[Simulation]:
+) -> Iterator[Run]:
     """An experiment, set up over a cluster: iterate over it for one RoundRecord a round.
 
     workers: processes that train, one CPU each; 0: one a GPU, or one a CPU where the cluster has no GPU.
@@ -48,13 +50,14 @@ def sharded(
             f"workers is {workers}, and the cluster has {cluster.cpus} CPUs; each worker takes one: "
             f"give 1 to {cluster.cpus}, or add nodes."
         )
-    run = on_driver(experiment, on_gpu).simulation(on_divergence=on_divergence)
-    if run.aggregator.gradients:
+    setup = Setup(on_driver(experiment, on_gpu))
+    server = setup.server(on_divergence)
+    if server.rule.gradients:
         raise InputError(
             "this server rule changes the clients' gradients with what the server keeps, which workers do not have; "
             "run it without '--engine ray', or choose another rule, such as sum or ht-varp."
         )
-    if run.aggregator.starts:
+    if server.rule.starts:
         raise InputError(
             "this server rule starts each client from a model of its own, and workers are handed the server's alone; "
             "run it without '--engine ray', or choose another rule, such as echo."
@@ -65,13 +68,14 @@ def sharded(
     keeps = experiment.keep_state and bool(experiment.client.init(1, 1, torch.device("cpu")))
     pool = Pool(lambda: actor(ray, theirs, on_gpu, neighbours), workers, needs)
     try:
-        run.trainer = ShardedTrainer(
+        trainer = ShardedTrainer(
             pool,
-            len(run.data),
+            len(setup.data),
             state=state if keeps else None,
             whole=experiment.server.remembers or not isinstance(experiment.compression, Whole),
             seed=experiment.seed,
         )
-        yield run
+        looked_ahead = setup.look_ahead(server.rule.waits)
+        yield Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator(), looked_ahead=looked_ahead)
     finally:
         pool.close()

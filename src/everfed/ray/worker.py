@@ -17,6 +17,7 @@ from everfed.learning.budget import CPU_CEILING, free_memory
 from everfed.learning.check import Check
 from everfed.ray.state import Kept, merge_clients, split_clients
 from everfed.run.experiment import Experiment
+from everfed.run.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Worker:
         warnings.simplefilter("ignore", EverfedWarning)  # the driver has said them
         torch.set_num_threads(1)
         room = _part_of_free(self.experiment.device, self.neighbours)
-        run = self.experiment.simulation(memory_budget=room)
-        self.trainer, self.device = run.trainer, run.device
+        setup = Setup(self.experiment)
+        self.trainer, self.device = setup.trainer(memory_budget=room), setup.device
         self.like = self.trainer.state_dict()
         return About(self.trainer.at_once, self.trainer.explain(), self.like, self.trainer.check)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everfed.run.config import to_dict
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 from everfed.store.run import StoredRun
 
 # They change how often one looks and where it runs, not what is run.

@@ -17,7 +17,7 @@ from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles
 from everfed.run.config import by_content, differences, to_dict
 from everfed.run.experiment import Experiment
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 from everfed.stats import margins
 from everfed.store.run import StoredRun
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from everfed.report.lines import FleetKey, evaluations, fleet_key
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 from everfed.stats import jain, summarize
 from everfed.store.run import StoredRun
 

@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup, unknown
 from everfed.methods import METHODS
 from everfed.run.experiment import TABLES, Experiment, choices, kind_of
@@ -126,7 +127,7 @@ def _experiment(raw: Mapping[str, Any]) -> Experiment:
 def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     """An instance of a dataclass from a table of values, or an error that says where."""
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in fields(cls)]
+    names = [f.name for f in fields(cls) if not f.metadata.get("live")]
     for key in raw:
         if key not in names:
             valid = names if where else [*names, "method", "methods", "tuned_on"]
@@ -139,9 +140,15 @@ def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
         raise InputError(f"{where[:-1]}: {error}" if where else str(error)) from None
 
 
+def table_of(hint: Any) -> Mapping[str, type[Any]] | None:
+    """The table that a part comes from; live objects, which it may be as well, are not written in files."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((TABLES[kind] for kind in kinds if kind in TABLES), None)
+
+
 def _value(hint: Any, value: Any, where: str) -> Any:
-    if hint in TABLES:
-        return _choice(TABLES[hint], value, where)
+    if table := table_of(hint):
+        return _choice(table, value, where)
     if typing.get_origin(hint) is tuple:
         (inner, _) = typing.get_args(hint)
         if not isinstance(value, list | tuple):
@@ -209,7 +216,8 @@ def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
             raw[field.name] = str(folder / value)  # type: ignore[index]
         for part in value if isinstance(value, list) else [value]:
             inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-            kind = TABLES[inner].get(str(part.get("kind"))) if inner in TABLES and isinstance(part, dict) else inner
+            table = table_of(inner)
+            kind = table.get(str(part.get("kind"))) if table and isinstance(part, dict) else inner
             if isinstance(part, dict) and is_dataclass(kind) and isinstance(kind, type):
                 _find_files(kind, part, folder)
 
@@ -318,6 +326,8 @@ def by_content(experiment: Experiment) -> Experiment:
     def place(path: str, sha256: str) -> str:
         return f"/{Path(path).name}" if sha256 else path
 
+    if isinstance(experiment.fleet, Fleet):
+        return experiment
     return replace(experiment, fleet=experiment.fleet.with_files(place))
 
 
@@ -368,7 +378,7 @@ def schema() -> dict[str, Any]:
 def _object_schema(cls: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     properties = {}
-    for field in fields(cls):
+    for field in (field for field in fields(cls) if not field.metadata.get("live")):
         # Only an experiment's own keys have fixed sets of texts.
         properties[field.name] = _schema(hints[field.name], field.name if cls is Experiment else "")
         if field.default is not MISSING and field.default is not None and not is_dataclass(field.default):
@@ -378,13 +388,13 @@ def _object_schema(cls: type[Any]) -> dict[str, Any]:
 
 
 def _schema(hint: Any, name: str) -> dict[str, Any]:
-    if hint in TABLES:
+    if table := table_of(hint):
         kinds = []
-        for kind, cls in TABLES[hint].items():
+        for kind, cls in table.items():
             one = _object_schema(cls)
             one["properties"] = {"kind": {"const": kind}, **one["properties"]}
             kinds.append({**one, "required": ["kind"]})
-        return {"anyOf": [{"enum": list(TABLES[hint])}, *kinds]}
+        return {"anyOf": [{"enum": list(table)}, *kinds]}
     if typing.get_origin(hint) is tuple:
         return {"type": "array", "items": _schema(typing.get_args(hint)[0], "")}
     if is_dataclass(hint) and isinstance(hint, type):

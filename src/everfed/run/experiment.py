@@ -195,7 +195,7 @@ class Experiment:
     # The part of the training samples that is held out of training and evaluated on, in place of the test set.
     validation: float = _later(0.0)
     # Of (outputs, targets), a scalar. None: cross entropy for classes, squared error for float targets.
-    loss: Loss | None = _later(None)
+    loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
 
     def __post_init__(self) -> None:
         for part in fields(self):

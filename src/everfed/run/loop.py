@@ -30,8 +30,8 @@ class Run:
     source: Rounds
     server: Server
     evaluate: Callable[[Tensor], Metrics | None]
-    done: int = field(default=0, init=False)  # rounds
     looked_ahead: bool = True  # whether clients that never train have been warned of
+    done: int = field(default=0, init=False)  # rounds
 
     @property
     def experiment(self) -> Experiment:

@@ -6,6 +6,7 @@ Ray workers (`everfed.ray`) and devices on a network (`everfed.flower`) are othe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,18 +19,21 @@ from everfed.scheduling.plan import PlanStep, Schedule
 from everfed.server.step import part_of
 
 
+@dataclass(frozen=True)
+class Training:
+    """How a run trains, for people and for its folder."""
+
+    trainer: str
+    at_once: int  # the most clients that are trained side by side
+    parts: list[str]  # how each part of the model is trained
+    check: Check | None  # how the trainer compared with plain autograd; None where nobody compared it
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "check": self.check.to_dict() if self.check else None}
+
+
 class Rounds(Protocol):
     """The shape of every way to get a round."""
-
-    @property
-    def check(self) -> Check | None:
-        """How the trainer compared with plain autograd; None where nobody compared it."""
-        ...
-
-    @property
-    def at_once(self) -> int:
-        """The most clients that are trained side by side."""
-        ...
 
     def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
         """Who takes part in this round, and what they made of the server's parameters.
@@ -39,9 +43,7 @@ class Rounds(Protocol):
         """
         ...
 
-    def explain(self) -> list[str]:
-        """Who trains and how, one line per part of the model."""
-        ...
+    def training(self) -> Training: ...
 
     def state_dict(self) -> dict[str, Tensor]:
         """What later rounds depend on."""
@@ -56,20 +58,13 @@ class LocalRounds:
     def __init__(self, schedule: Schedule, trainer: Trainer) -> None:
         self.schedule, self.trainer = schedule, trainer
 
-    @property
-    def check(self) -> Check | None:
-        return self.trainer.check
-
-    @property
-    def at_once(self) -> int:
-        return self.trainer.at_once
-
     def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
         step = self.schedule.plan_round(round)
         return step, self.trainer.train(params, step.clients, round)
 
-    def explain(self) -> list[str]:
-        return self.trainer.explain()
+    def training(self) -> Training:
+        trainer = self.trainer
+        return Training(type(trainer).__name__, trainer.at_once, trainer.explain(), trainer.check)
 
     def state_dict(self) -> dict[str, Tensor]:
         kept = {name: torch.from_numpy(np.asarray(v)) for name, v in self.schedule.state_dict().items()}

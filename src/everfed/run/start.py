@@ -24,6 +24,5 @@ def start(
     setup = Setup(experiment)
     server = setup.server(on_divergence)
     trainer = setup.trainer(server.rule.gradients, server.rule.starts, memory_budget)
-    run = Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator())
-    run.looked_ahead = setup.look_ahead(server.rule.waits, strict_horizon)
-    return run
+    looked_ahead = setup.look_ahead(server.rule.waits, strict_horizon)
+    return Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator(), looked_ahead)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from everfed.server.aggregate import Aggregator, Outcome, Setting
+from everfed.server.aggregate import Aggregator, Outcome, Setting, Weighting
 from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
 from everfed.server.gossip import FedAWE
@@ -16,7 +16,7 @@ from everfed.server.optimizers import (
     ServerSGD,
     ServerYogi,
 )
-from everfed.server.rules import Normalized, ServerRule, Sum, Truncated, Weighting
+from everfed.server.rules import Normalized, ServerRule, Sum, Truncated
 
 SERVER_RULES: dict[str, type[Any]] = {
     "sum": Sum,

@@ -14,9 +14,9 @@ from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import Optimizer, rate
+from everfed.learning.task import Starts, Trained
 
 Arrays = dict[str, npt.NDArray[Any]]
-from everfed.learning.task import Starts, Trained
 
 
 class WeightingRule(Protocol):

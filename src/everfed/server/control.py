@@ -13,8 +13,8 @@ from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import SGD
 from everfed.learning.task import Trained
-from everfed.server.aggregate import Aggregator, Setting
-from everfed.server.rules import PlainRule, ServerRule, UnitScales, Weighting
+from everfed.server.aggregate import Aggregator, Setting, Weighting
+from everfed.server.rules import PlainRule, ServerRule, UnitScales
 from everfed.server.vectors import Vectors, as_row, check_place
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
-from everfed.server.rules import Arrays, PlainRule, Weighting
+from everfed.server.aggregate import Arrays, Weighting
+from everfed.server.rules import PlainRule
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.task import Starts, Trained
-from everfed.server.aggregate import Aggregator, Setting
+from everfed.server.aggregate import Aggregator, Setting, Weighting
 from everfed.server.experience import SinceLast
-from everfed.server.rules import PlainRule, ServerRule, Weighting
+from everfed.server.rules import PlainRule, ServerRule
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.task import Trained
-from everfed.server.aggregate import Aggregator, Outcome, Setting
-from everfed.server.rules import PlainRule, ServerRule, UnitScales, Weighting
+from everfed.server.aggregate import Aggregator, Outcome, Setting, Weighting
+from everfed.server.rules import PlainRule, ServerRule, UnitScales
 from everfed.server.vectors import Vectors, as_row, check_place
 
 

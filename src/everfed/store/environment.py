@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from everfed.energy.physical import DeviceFleet
-from everfed.learning import Trainer
 from everfed.run.experiment import Experiment
+from everfed.run.loop import Run
 
 _PACKAGES = ("everfed", "torch", "numpy", "pyarrow", "safetensors", "scikit-learn")
 
 
-def environment(device: torch.device, precision: str, trainer: Trainer) -> dict[str, Any]:
+def environment(run: Run) -> dict[str, Any]:
     """Versions, commit and hardware of this process, and how it trains."""
+    device = run.setup.device
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -31,17 +32,10 @@ def environment(device: torch.device, precision: str, trainer: Trainer) -> dict[
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "device": device.type,
-        "precision": precision,
+        "precision": run.experiment.precision,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "training": training(trainer),
+        "training": run.source.training().to_dict(),
     }
-
-
-def training(trainer: Trainer) -> dict[str, Any]:
-    """The trainer that was chosen, the most clients it trains at once, how it trains each part of the model, and how
-    it compared with plain autograd before the run (None where it was not to be compared)."""
-    check = trainer.check.to_dict() if trainer.check else None
-    return {"trainer": type(trainer).__name__, "at_once": trainer.at_once, "parts": trainer.explain(), "check": check}
 
 
 def fleet_assumptions(experiment: Experiment) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from safetensors.torch import load_file
 
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.run import config
 from everfed.run.experiment import Experiment
@@ -162,7 +163,8 @@ def _traces(experiment: Experiment) -> list[tuple[str, str]]:
         found.append((path, sha256))
         return path
 
-    experiment.fleet.with_files(note)
+    if not isinstance(experiment.fleet, Fleet):
+        experiment.fleet.with_files(note)
     return found
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from everfed.energy.battery import Books
 from everfed.learning.evaluate import Metrics
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 
 _FLOATS = pa.list_(pa.float64())
 _BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall", "initial", "standby", "leaked", "lost")

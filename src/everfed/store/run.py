@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from everfed.run.experiment import Experiment
-from everfed.run.loop import History
+from everfed.run.history import History
 
 
 @dataclass(frozen=True)

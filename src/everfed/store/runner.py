@@ -1,4 +1,4 @@
-"""A simulation that writes itself down as it goes, and goes on where it was cut off."""
+"""A run that writes itself down as it goes, and goes on where it was cut off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from everfed.errors import DivergenceError, EverfedWarning
 from everfed.run.experiment import Experiment
-from everfed.run.loop import RoundRecord, Simulation
+from everfed.run.history import RoundRecord
+from everfed.run.loop import Run
+from everfed.run.start import start
 from everfed.store.checkpoint import Checkpoint, checkpoints, commit, load_checkpoints, save_checkpoint
 from everfed.store.environment import environment, fleet_assumptions
 from everfed.store.folder import RunFolder, disk_error
@@ -28,8 +30,8 @@ def stored_rounds(
     checkpoint_s: float = DEFAULT_CHECKPOINT_S,
     on_divergence: str = "stop",
     stop: Callable[[], bool] = lambda: False,
-    make: Callable[[Experiment], Simulation] | None = None,
-    on_start: Callable[[Simulation], None] = lambda simulation: None,
+    make: Callable[[Experiment], Run] | None = None,
+    on_start: Callable[[Run], None] = lambda run: None,
 ) -> Iterator[RoundRecord]:
     """Run an experiment in a folder; yields the rounds that are still to be done.
 
@@ -38,7 +40,7 @@ def stored_rounds(
     saved and the iteration ends. A run that is done already yields nothing.
 
     checkpoint_s: seconds between checkpoints: the most work that a kill can cost.
-    make: sets the run up in another way than as a simulation on this machine.
+    make: sets the run up in another way than on this machine alone.
     on_start: is shown the run when it is set up, before its first round.
     """
     folder = RunFolder(path)
@@ -51,7 +53,7 @@ def stored_rounds(
             return
         folder.reopen()
         writing = RunWriter(folder, experiment, checkpoint_s, on_divergence, make)
-        on_start(writing.simulation)
+        on_start(writing.run)
         yield from writing.rounds(stop)
     except OSError as error:
         raise disk_error(path, error) from error
@@ -68,26 +70,24 @@ class RunWriter:
         experiment: Experiment,
         checkpoint_s: float,
         on_divergence: str,
-        make: Callable[[Experiment], Simulation] | None,
+        make: Callable[[Experiment], Run] | None,
     ) -> None:
         self.folder, self.path, self.checkpoint_s = folder, folder.path, checkpoint_s
-        self.simulation = make(experiment) if make else experiment.simulation(on_divergence=on_divergence)
+        self.run = make(experiment) if make else start(experiment, on_divergence=on_divergence)
         self.records = RecordsFile(self.path / "records.arrow")
         self.unwritten: list[RoundRecord] = []
         self.saved_at = time.monotonic()
-        _restore(self.simulation, self.records)
-        found = environment(self.simulation.device, experiment.precision, self.simulation.trainer)
-        kept = self.simulation.aggregator.explain()
-        described = fleet_assumptions(experiment)
-        folder.add_environment({**found, "server_keeps": kept, "from_round": self.simulation.done, **described})
+        _restore(self.run, self.records)
+        kept = {"server_keeps": self.run.server.rule.explain(), "from_round": self.run.done}
+        folder.add_environment({**environment(self.run), **kept, **fleet_assumptions(experiment)})
 
     def rounds(self, stop: Callable[[], bool]) -> Iterator[RoundRecord]:
-        simulation, last = self.simulation, None
+        run, last = self.run, None
         try:
-            for record in simulation:
+            for record in run:
                 self.unwritten.append(record)
                 last = record
-                stopping = stop() and simulation.done < simulation.rounds
+                stopping = stop() and run.done < run.rounds
                 due = time.monotonic() - self.saved_at >= self.checkpoint_s
                 if stopping or due:
                     self.checkpoint()
@@ -99,7 +99,7 @@ class RunWriter:
             self.finish(last)
         except DivergenceError as error:
             self.write()
-            self.folder.finish({"state": "diverged", "message": str(error), "rounds": simulation.done})
+            self.folder.finish({"state": "diverged", "message": str(error), "rounds": run.done})
             raise
         finally:
             self.records.close()
@@ -112,26 +112,26 @@ class RunWriter:
     def checkpoint(self) -> None:
         self.write()
         length = self.records.sync()
-        save_checkpoint(self.path, self.simulation.done, self.simulation.state_dict(), {"records": str(length)})
+        save_checkpoint(self.path, self.run.done, self.run.state_dict(), {"records": str(length)})
         self.saved_at = time.monotonic()
 
     def finish(self, last: RoundRecord | None) -> None:
         """The model, then the word that the run is done, then no more need of checkpoints."""
         self.write()
         self.records.sync()
-        _save_model(self.simulation.params, self.path / "model.safetensors")
+        _save_model(self.run.params, self.path / "model.safetensors")
         if last is None:  # cut off after the last round: its record is on the disk
             last = read_records(self.path / "records.arrow")[-1]
         metrics = last.metrics.to_dict() if last.metrics else None
         self.folder.finish(
-            {"state": "done", "rounds": self.simulation.rounds, "metrics": metrics, "energy": last.energy.to_dict()}
+            {"state": "done", "rounds": self.run.rounds, "metrics": metrics, "energy": last.energy.to_dict()}
         )
         for old in checkpoints(self.path):
             old.unlink(missing_ok=True)
 
 
-def _restore(simulation: Simulation, records: RecordsFile) -> None:
-    """Put a simulation where the newest good checkpoint is, and the records with it."""
+def _restore(run: Run, records: RecordsFile) -> None:
+    """Put a run where the newest good checkpoint is, and the records with it."""
     for found in load_checkpoints(records.path.parent):
         if not isinstance(found, Checkpoint):
             warnings.warn(
@@ -146,7 +146,7 @@ def _restore(simulation: Simulation, records: RecordsFile) -> None:
                 stacklevel=2,
             )
             continue
-        simulation.load_state_dict(found.tensors)
+        run.load_state_dict(found.tensors)
         records.truncate(length)
         return
     records.truncate(0)

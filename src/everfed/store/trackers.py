@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from everfed.errors import MissingExtraError, lookup
 from everfed.run import config
 from everfed.run.experiment import Experiment
-from everfed.run.loop import RoundRecord
+from everfed.run.history import RoundRecord
 
 
 class Tracker(Protocol):

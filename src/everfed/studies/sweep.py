@@ -28,7 +28,7 @@ import torch
 from everfed.errors import EverfedWarning, InputError
 from everfed.run import config
 from everfed.run.experiment import Experiment, Seeds
-from everfed.run.loop import resolve_device
+from everfed.run.setup import resolve_device
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked

@@ -13,7 +13,8 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup
 from everfed.learning.optim import SGD, InverseTime
 from everfed.methods import METHODS
-from everfed.run.loop import Simulation
+from everfed.run.experiment import Experiment
+from everfed.run.start import start
 from everfed.testbed.problem import Problem
 from everfed.theory import PROVEN, Bound
 from everfed.theory.coverage import participation
@@ -104,15 +105,16 @@ def measure(
     each = np.empty((len(seeds), len(recorded)))
     reach = 0.0
     for row, seed in enumerate(seeds):
-        run = Simulation(
+        experiment = Experiment.of(
             problem.module, problem.data, fleet, method, rounds=rounds, local_steps=local_steps,
-            batch_size=problem.batch_size, client_optimizer=optimizer, loss=problem.loss, seed=seed,
+            batch_size=problem.batch_size, client=optimizer, loss=problem.loss, seed=seed,
             device="cpu", eval_every=rounds,
         )  # fmt: skip
+        run = start(experiment)
         reach = max(reach, _local_reach(problem, problem.start, local_steps, first_rate))
         column = 0
         for record in run:
-            w = run.flat.numpy().astype(np.float64)
+            w = run.server.params.numpy().astype(np.float64)
             rate = first_rate * gamma / (gamma + (record.round + 1) * local_steps)
             reach = max(reach, _local_reach(problem, w, local_steps, rate))
             if column < len(recorded) and record.round + 1 == recorded[column]:
