@@ -1,7 +1,9 @@
 # Every public name and the module it lives in. `__init__.py` loads them from here when they are first used.
 from . import theory as theory
+from .api import compare as compare
 from .api import simulate as simulate
 from .api import start as start
+from .api import sweep as sweep
 from .auditing import Audit as Audit
 from .auditing import audit as audit
 from .data import AUGMENTS as AUGMENTS

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,18 +13,22 @@ import numpy as np
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError
 from everfed.methods import Method
+from everfed.report.conclusion import Conclusion, conclude
 from everfed.run import start as local
 from everfed.run.experiment import DataPart, Experiment, FleetSpec, ModelPart
 from everfed.run.history import History
 from everfed.run.loop import Run
+from everfed.scheduling.policies import Policy
 from everfed.scheduling.silent import never_trained
+from everfed.store import open_run, stored_rounds
+from everfed.studies.sweep import COMPARED, Progress, plan_runs, run_all
 
 
 def start(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    method: str | Method = "algorithm1",
+    method: str | Method | Policy = "algorithm1",
     *,
     on_divergence: str = "stop",
     memory_budget: int | None = None,
@@ -39,7 +46,12 @@ def simulate(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    method: str | Method = "algorithm1",
+    method: str | Method | Policy = "algorithm1",
+    *,
+    out: str | Path | None = None,
+    on_divergence: str = "stop",
+    memory_budget: int | None = None,
+    strict_horizon: bool = False,
     **settings: Any,
 ) -> History:
     """Run a whole simulation and return its history.
@@ -49,18 +61,31 @@ def simulate(
     data: from `load(...).partition(...)` or `from_arrays(...)`, a list of (x, y), one per client, or
         `OnDemand(...)` for samples that are read when they are needed.
     fleet: from `Fleet.from_cycles(...)`, or a description such as `CycleFleet(...)`.
-    method: a name of `METHODS`, or a Method of your own.
-    settings: any field of `Experiment`, with its default: rounds, local_steps, batch_size, client, gradients,
-        compression, server_optimizer, keep_state, state_place, eval_every, seed, init_seed, batch_seed,
-        schedule_seed, device, trainer, check_trainer, precision, loss; and, of this run alone,
-        on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out),
-        memory_budget (bytes for the clients trained at once) and strict_horizon.
-        A loss of your own takes (outputs, targets) and returns a scalar; the metrics of a
+    method: a name of `METHODS`, a Method of your own, or a policy, whose updates are summed.
+    out: a folder to store the run in. Killed and called again, it goes on where it was; `everfed report` and
+        `everfed runs` read it. What is returned is then the run as stored.
+    on_divergence: "stop" raises DivergenceError, "skip" leaves updates that are not finite out.
+    memory_budget: bytes for the clients trained at once (default: from what is free).
+    strict_horizon: refuse a horizon that cuts some client's last window short, rather than warn of it.
+    settings: any other field of `Experiment`: rounds, local_steps, batch_size, client, gradients, compression,
+        server_optimizer, keep_state, state_place, eval_every, seed, init_seed, batch_seed, schedule_seed, device,
+        trainer, check_trainer, precision, loss. A loss of your own takes (outputs, targets) and returns a scalar; the metrics of a
         classification still report cross entropy, so that runs can be compared.
 
     To watch a run, or to stop it early, iterate over `start(...)` with the same arguments.
     """
-    run = start(model, data, fleet, method, **settings)
+    experiment = _experiment(model, data, fleet, method, settings)
+
+    def make(experiment: Experiment) -> Run:
+        return local.start(
+            experiment, on_divergence=on_divergence, memory_budget=memory_budget, strict_horizon=strict_horizon
+        )
+
+    if out is not None:
+        for _ in stored_rounds(experiment, Path(out), on_divergence=on_divergence, make=make):
+            pass
+        return open_run(out)
+    run = make(experiment)
     records = list(run)
     if not run.looked_ahead:
         silent = np.ones(len(run.setup.fleet), np.bool_)
@@ -72,11 +97,60 @@ def simulate(
     return History(records, run.params)
 
 
+def sweep(
+    experiment: Experiment,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    seeds: int | Sequence[int] = 3,
+    out: str | Path,
+    jobs: int = 1,
+    on_divergence: str = "stop",
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Conclusion:
+    """Run a grid of settings over seeds, and summarise it: what `everfed sweep` does.
+
+    grid: dotted keys of the experiment with the values to try, such as {"client.lr": [0.05, 0.2]}; values may be
+        live objects. seeds: how many (0, 1, 2, ...), or which. out: the folder of the runs, which go on where they
+        were cut off; a page, a figure and summary.json are written there. jobs: processes side by side; more than
+        one needs objects that can be pickled, and in a script the usual `if __name__ == "__main__"`.
+    """
+    began = time.perf_counter()
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    runs = plan_runs(experiment, grid, numbers, Path(out) / "runs")
+    stored = run_all(runs, jobs=jobs, on_divergence=on_divergence, on_progress=on_progress)
+    return conclude(runs, stored, Path(out), time.perf_counter() - began)
+
+
+def compare(
+    model: ModelPart | Experiment,
+    data: DataPart | None = None,
+    fleet: FleetSpec | Fleet | None = None,
+    methods: Sequence[str | Method | Policy] = COMPARED,
+    *,
+    seeds: int | Sequence[int] = 5,
+    out: str | Path,
+    jobs: int = 1,
+    on_divergence: str = "stop",
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    **settings: Any,
+) -> Conclusion:
+    """The same experiment under several methods, seed by seed: what `everfed compare` does.
+
+    Takes a model, data and a fleet with settings as `simulate` does, or an Experiment. methods: names, Methods or
+    policies; the rest is as in `sweep`.
+    """
+    experiment = _experiment(model, data, fleet, "algorithm1", settings)
+    return sweep(
+        experiment, {"method": methods}, seeds=seeds, out=out, jobs=jobs, on_divergence=on_divergence,
+        on_progress=on_progress,
+    )  # fmt: skip
+
+
 def _experiment(
     model: ModelPart | Experiment,
     data: DataPart | None,
     fleet: FleetSpec | Fleet | None,
-    method: str | Method,
+    method: str | Method | Policy,
     settings: dict[str, Any],
 ) -> Experiment:
     if isinstance(model, Experiment):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from everfed.errors import lookup
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
@@ -33,6 +35,15 @@ class Method:
     server: ServerRule
     title: str
     about: str = ""
+
+
+def as_method(what: Any) -> Method:
+    """A Method from its name, from itself, or from a policy alone, whose updates are summed."""
+    if isinstance(what, Method):
+        return what
+    if isinstance(what, str):
+        return lookup(METHODS, what, "method")
+    return Method(what, Sum(), type(what).__name__)
 
 
 METHODS: dict[str, Method] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import shlex
 import sys
 import time
@@ -17,12 +16,11 @@ from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.cli.tune import TUNE_SEEDS, trial_table, tuned
 from everfed.errors import InputError, some
+from everfed.report.conclusion import of_grid
 from everfed.run import config
 from everfed.store import StoredRun
-from everfed.store.checkpoint import write_atomically
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.studies import sweep
-from everfed.studies.comparison import differences, incomparable, reference_of, summarize, unfinished
 
 
 @o.takes_experiment("digits")
@@ -126,7 +124,7 @@ def _tell_untuned(screen: Screen, raw: dict[str, Any], runs: list[sweep.Planned]
     named = [run.experiment.method if in_parts else run.settings.get("method", run.experiment.method) for run in runs]
     names = list(dict.fromkeys(named))
     tables = config.method_settings(raw.get("methods", {}))
-    own = [n for n in names if any(not _of_grid(key, swept) for key in tables.get(n, {}))]
+    own = [n for n in names if any(not of_grid(key, swept) for key in tables.get(n, {}))]
     without = [name for name in names if name not in own]
     if own and without:
         way_out = "add --tune to choose them alike" if swept == {"method"} else "set them for all with --set or --grid"
@@ -165,59 +163,19 @@ def _sweep(
 
 def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun], out: Path, began: float) -> None:
     """The summary, the page and the picture of a finished sweep."""
-    labelled = [(run.label, result) for run, result in zip(runs, stored, strict=True)]
-    summary = report.with_measures(summarize(labelled), labelled)
-    reference = reference_of(list(summary))
-    apart = differences(labelled, reference) if reference else {}
-    by_label = {label: [run for name, run in labelled if name == label] for label, _ in labelled}
-    notes = report.silences(by_label.items()) + (incomparable(labelled, reference) if reference else [])
-    finished = [run for run in stored if run.final]
+    seconds = time.perf_counter() - began
+    made = report.conclude(runs, stored, out, seconds)
     failed = [run for run in stored if run.state != "done"]
-    page = picture = None
-    if any(run.rounds for run in stored):
-        page = report.page(stored, out / "report.html")
-    if summary:
-        picture = report.figure(finished, out / "figure.png")  # a summary has accuracies, so there is one to draw
-    own = _own_settings(runs)
-    result = {
-        "methods": summary,
-        "own_settings": own,
-        "unfinished": unfinished(labelled),
-        "differences": {"reference": reference, "methods": apart},
-        "seconds": time.perf_counter() - began,
-        "report": str(page) if page else None,
-        "notes": notes,
-    }
-    content = {**result, "figure": str(picture) if picture else None, "experiment": config.to_dict(runs[0].experiment)}
-    write_atomically(out / "summary.json", json_module.dumps(content, indent=1) + "\n")
     if screen.as_json:
-        screen.json(result)
+        screen.json({**made.to_dict(), "seconds": seconds})
     else:
-        titles = {run.label: run.experiment.title for run in runs}
-        screen.out.print(report.table(summary, titles, finished, apart, reference))
-        for key, values in own.items():
+        screen.out.print(made.table())
+        for key, values in made.own_settings.items():
             said = ", ".join(f"{value} {label}" for label, value in values.items())
             screen.out.print(f"{key}: {said}", markup=False)
-        screen.out.print(f"{result['seconds']:.0f} s; report: {page}; picture: {picture}", markup=False)
-    for note in notes:
+        screen.out.print(f"{seconds:.0f} s; report: {made.report}; picture: {made.figure}", markup=False)
+    for note in made.notes:
         screen.note(note)
     if failed:
         screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.", markup=False)
         raise typer.Exit(1)
-
-
-def _own_settings(runs: list[sweep.Planned]) -> dict[str, dict[str, Any]]:
-    """{"client.lr": {"algorithm1": 0.8, "greedy": 1.6}}: keys that differ between labels and are in no grid."""
-    flat = {run.label: config.flat(config.to_dict(run.experiment)) for run in runs}
-    swept = {key for run in runs for key in run.settings}
-    keys = dict.fromkeys(key for values in flat.values() for key in values)
-    out = {}
-    for key in keys:
-        values = {label: mine.get(key) for label, mine in flat.items()}
-        if key != "seed" and not _of_grid(key, swept) and len({str(value) for value in values.values()}) > 1:
-            out[key] = values
-    return out
-
-
-def _of_grid(key: str, swept: set[str]) -> bool:
-    return any(sweep.overwritten(key, axis) for axis in swept)

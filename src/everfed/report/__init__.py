@@ -1,5 +1,6 @@
 """What people look at after a run: a table in the terminal, a figure, and a page."""
 
+from everfed.report.conclusion import Conclusion, conclude
 from everfed.report.distinct import Distinct, distinct
 from everfed.report.figure import figure
 from everfed.report.lines import lines
@@ -8,4 +9,17 @@ from everfed.report.notes import notes, silence, silences
 from everfed.report.page import page
 from everfed.report.table import table
 
-__all__ = ["Distinct", "distinct", "figure", "lines", "notes", "page", "silence", "silences", "table", "with_measures"]
+__all__ = [
+    "Conclusion",
+    "Distinct",
+    "conclude",
+    "distinct",
+    "figure",
+    "lines",
+    "notes",
+    "page",
+    "silence",
+    "silences",
+    "table",
+    "with_measures",
+]

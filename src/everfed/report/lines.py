@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats, Ints
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.learning.evaluate import Metrics
 from everfed.methods import METHODS
@@ -18,6 +19,7 @@ from everfed.report.style import Style, styles
 from everfed.run.config import by_content, differences, to_dict
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
+from everfed.run.live import fingerprint
 from everfed.stats import margins
 from everfed.store.run import StoredRun
 
@@ -45,7 +47,8 @@ FleetKey = tuple[Any, ...]
 
 def fleet_key(experiment: Experiment) -> FleetKey:
     """All that `make_fleet` depends on: equal keys, equal fleets, so that each is built once."""
-    return by_content(experiment).fleet, experiment.local_steps, experiment.compression
+    fleet = by_content(experiment).fleet
+    return fingerprint(fleet) if isinstance(fleet, Fleet) else fleet, experiment.local_steps, experiment.compression
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from typing import Any
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup, unknown
 from everfed.methods import METHODS
-from everfed.run.experiment import TABLES, Experiment, choices, kind_of
+from everfed.run import live
+from everfed.run.experiment import TABLES, CycleFleet, Experiment, choices, kind_of
 
 # Of files that are written out. The first format had no such key, and other rules under two of today's names.
 FORMAT = 2
@@ -31,21 +32,33 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 def to_dict(value: Any) -> dict[str, Any]:
     """An experiment, or a part of one, as plain dicts, lists and numbers."""
+    if not isinstance(value, Experiment) and not _in_a_table(value):
+        return live.describe(value)
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
-    return out | {f.name: _plain(getattr(value, f.name)) for f in fields(value) if not _left_out(f, value)}
+    hints = typing.get_type_hints(type(value))
+    shown = [f.name for f in fields(value) if not _left_out(f, value)]
+    return out | {name: _plain(getattr(value, name), hints[name]) for name in shown}
 
 
 def _left_out(field: Field[Any], value: Any) -> bool:
     return bool(field.metadata.get("left_out")) and getattr(value, field.name) == field.default
 
 
-def _plain(part: Any) -> Any:
-    if isinstance(part, tuple):
-        return [_plain(item) for item in part]
-    if not is_dataclass(part):
+def _plain(part: Any, hint: Any) -> Any:
+    if typing.get_origin(hint) is tuple:
+        return [_plain(item, typing.get_args(hint)[0]) for item in part]
+    if isinstance(part, Fleet):
+        part = CycleFleet.of(part) or part
+    if part is None or isinstance(part, bool | int | float | str):
         return part
-    in_a_table = any(type(part) in table.values() for table in TABLES.values())
-    return to_dict(part) if in_a_table else {f.name: _plain(getattr(part, f.name)) for f in fields(part)}
+    if hint is type(part):  # options with options of their own
+        hints = typing.get_type_hints(hint)
+        return {f.name: _plain(getattr(part, f.name), hints[f.name]) for f in fields(part)}
+    return to_dict(part)
+
+
+def _in_a_table(part: Any) -> bool:
+    return any(type(part) in table.values() for table in TABLES.values())
 
 
 def from_dict(raw: Mapping[str, Any]) -> Experiment:
@@ -128,12 +141,14 @@ def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     """An instance of a dataclass from a table of values, or an error that says where."""
     hints = typing.get_type_hints(cls)
     names = [f.name for f in fields(cls) if not f.metadata.get("live")]
-    for key in raw:
+    recalled = {key: found for key, value in raw.items() if (found := live.recall(value))}
+    for key in raw.keys() - recalled.keys():
         if key not in names:
             valid = names if where else [*names, "method", "methods", "tuned_on"]
             message = unknown("key", where + key, [where + name for name in valid])
             raise InputError(message if valid else f"unknown key '{where + key}': '{where[:-1]}' takes no options.")
-    values = {key: _value(hints[key], value, where + key) for key, value in raw.items()}
+    given = {key: value for key, value in raw.items() if key not in recalled}
+    values = recalled | {key: _value(hints[key], value, where + key) for key, value in given.items()}
     try:
         return cls(**values)
     except InputError as error:
@@ -175,6 +190,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _choice(table: Mapping[str, type[Any]], value: Any, where: str) -> Any:
     """A value of a table: its name alone, or {kind = name, option = ...}."""
+    if recalled := live.recall(value):
+        return recalled
     options = {"kind": value} if isinstance(value, str) else value
     if not isinstance(options, Mapping):
         raise InputError(f"{where} is {_show(value)}; it must be a name or a table with a kind: {', '.join(table)}.")
@@ -326,7 +343,7 @@ def by_content(experiment: Experiment) -> Experiment:
     def place(path: str, sha256: str) -> str:
         return f"/{Path(path).name}" if sha256 else path
 
-    if isinstance(experiment.fleet, Fleet):
+    if isinstance(experiment.fleet, Fleet | live.Live):
         return experiment
     return replace(experiment, fleet=experiment.fleet.with_files(place))
 
@@ -382,7 +399,7 @@ def _object_schema(cls: type[Any]) -> dict[str, Any]:
         # Only an experiment's own keys have fixed sets of texts.
         properties[field.name] = _schema(hints[field.name], field.name if cls is Experiment else "")
         if field.default is not MISSING and field.default is not None and not is_dataclass(field.default):
-            properties[field.name]["default"] = _plain(field.default)
+            properties[field.name]["default"] = _plain(field.default, hints[field.name])
     description = (cls.__doc__ or "").strip().splitlines()[0]
     return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
 

@@ -7,6 +7,7 @@ Python, a live object of one's own: a module, arrays, a fleet, a policy, a loss.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
@@ -14,12 +15,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 from torch import nn
 
+from everfed.arrays import Ints
 from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.dataset import CentralDataset
 from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, ByEnergy, Split
+from everfed.energy.arrivals import ARRIVALS
 from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet, Encoding
 from everfed.energy.random_arrivals import Markov
@@ -31,12 +34,15 @@ from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer
 from everfed.learning.precision import PRECISIONS
 from everfed.learning.rows import PLACES, check_place
 from everfed.learning.task import Loss
-from everfed.methods import METHODS, Method
+from everfed.methods import METHODS, Method, as_method
 from everfed.random import check_seed
+from everfed.run.live import Live, fingerprint
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
 from everfed.server import SERVER_OPTIMIZERS, SERVER_RULES, ServerOptimizer, ServerRule, ServerSGD, Sum
 from everfed.trainers.choose import TRAINERS
+
+_MOST_WRITTEN_OUT = 10_000  # cycles in an experiment file; what has more is kept beside it
 
 
 class FleetSpec(Protocol):
@@ -102,11 +108,36 @@ class CycleFleet:
             fleet = replace(fleet, arrivals=Markov(fleet.cycles(), fleet.offsets(), spell=self.spell))
         return fleet
 
+    @classmethod
+    def of(cls, fleet: Fleet) -> CycleFleet | None:
+        """The description that builds this very fleet; None if there is none, or only a very long one."""
+        kind = next((name for name, kind in ARRIVALS.items() if type(fleet.arrivals) is kind), None)
+        cycles = shortest_pattern(fleet.cycles(), fleet.offsets())
+        if kind is None or cycles > _MOST_WRITTEN_OUT:
+            return None
+        offsets = tuple(fleet.offsets()[:cycles].tolist()) if fleet.offsets().any() else ()
+        spell = fleet.arrivals.spell if isinstance(fleet.arrivals, Markov) else 0.0
+        whole, content = len(fleet), fingerprint(fleet)
+        for capacity, spells in itertools.product((0.0, float(fleet.capacity[0])), {0.0, float(spell)}):
+            made = cls(whole, tuple(fleet.cycles()[:cycles].tolist()), offsets, kind, capacity, spells)
+            if fingerprint(made.build()) == content:
+                return made
+        return None
+
     def pinned(self) -> CycleFleet:
         return self
 
     def with_files(self, place: Callable[[str, str], str]) -> CycleFleet:
         return self
+
+
+def shortest_pattern(*columns: Ints) -> int:
+    """How many of the first clients tell all of them, dealt round: [1, 5, 1, 5] are told by two."""
+    clients = len(columns[0])
+    for length in range(1, min(clients, 64) + 1):
+        if all(np.array_equal(np.resize(column[:length], clients), column) for column in columns):
+            return length
+    return clients
 
 
 FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
@@ -204,7 +235,7 @@ class Experiment:
             check_count(name, getattr(self, name), least)
         if self.rounds * self.local_steps >= 2**32:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
-        if not hasattr(self.client, "as_torch"):
+        if not hasattr(self.client, "as_torch") and not isinstance(self.client, Live):
             raise InputError(f"client is {self.client!r}; it must be a value such as SGD(0.1).")
         check_place(self.state_place, "state_place", "the clients' optimiser state is")
         check_seed(self.seed)
@@ -226,13 +257,13 @@ class Experiment:
 
     @classmethod
     def of(
-        cls, model: ModelPart, data: DataPart, fleet: FleetSpec | Fleet, method: str | Method, **settings: Any
+        cls, model: ModelPart, data: DataPart, fleet: FleetSpec | Fleet, method: str | Method | Policy, **settings: Any
     ) -> Experiment:
         """From the words of `simulate`: a method stands for its policy and server rule."""
         for name in settings:
             if name not in cls.__dataclass_fields__:
                 raise InputError(unknown("setting", name, cls.__dataclass_fields__))
-        chosen = method if isinstance(method, Method) else lookup(METHODS, method, "method")
+        chosen = as_method(method)
         return cls(data=data, fleet=fleet, model=model, policy=chosen.policy, server=chosen.server, **settings)
 
     @property
@@ -269,7 +300,7 @@ class Experiment:
 
     def pinned(self) -> Experiment:
         """The same, tied to the content that the files it names have now."""
-        return self if isinstance(self.fleet, Fleet) else replace(self, fleet=self.fleet.pinned())
+        return self if isinstance(self.fleet, Fleet | Live) else replace(self, fleet=self.fleet.pinned())
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
         if isinstance(self.data, FederatedData | OnDemand):
@@ -305,7 +336,9 @@ def _take_part(experiment: Experiment, name: str) -> None:
         taken = lookup(table, value, name.replace("_", " "))()
     elif name == "data" and isinstance(value, list | tuple):
         taken = from_arrays(value)
-    elif name == "fleet" and not isinstance(value, Fleet) and not hasattr(value, "build"):
+    elif isinstance(value, np.integer | np.floating):
+        taken = value.item()
+    elif name == "fleet" and not isinstance(value, Fleet | Live) and not hasattr(value, "build"):
         raise InputError(f"the fleet is a {type(value).__name__}; make one with Fleet.from_cycles.")
     else:
         return
@@ -313,12 +346,12 @@ def _take_part(experiment: Experiment, name: str) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """The name of a value's class in its table."""
+    """The name of a value's class in its table; of a live object, the name of its class."""
     for table in TABLES.values():
         for name, kind in table.items():
             if type(value) is kind:
                 return name
-    raise InputError(f"{type(value).__name__} is in no table of kinds; add it to its room's table.")
+    return value.name if isinstance(value, Live) else type(value).__name__
 
 
 def choices(name: str) -> list[str] | None:

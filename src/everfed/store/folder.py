@@ -1,6 +1,7 @@
 """A run's folder: what is in it, who may write to it, and how to read it back.
 
 experiment.toml              the experiment as run, every default written out
+fleet.safetensors            a fleet of the user's own that no experiment file can describe
 traces/                      the recorded supplies that it names, as they were when it began
 environment.json             versions, hardware and trainer, one entry for each time the run was started
 records.arrow                one row a round
@@ -16,6 +17,7 @@ import hashlib
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,9 +26,12 @@ from safetensors.torch import load_file
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.run import config
-from everfed.run.experiment import Experiment
+from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.live import Live, fingerprint, objects, restored
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
+from everfed.store.fleet_file import NAME as FLEET_FILE
+from everfed.store.fleet_file import load_fleet, save_fleet
 from everfed.store.records import read_records
 from everfed.store.run import StoredRun
 
@@ -79,7 +84,8 @@ class RunFolder:
                 f"the run folder '{self.path}' holds another experiment: {said}. "
                 "Resume it unchanged, or choose another folder."
             )
-        return stored
+        whole: Experiment = restored(stored, objects(pinned))
+        return whole
 
     def release(self) -> None:
         if self.lock:
@@ -130,7 +136,14 @@ def find_runs(root: str | Path) -> list[Path]:
 
 
 def read_experiment(folder: Path) -> Experiment:
-    return config.from_dict(legacy.upgraded(config.read(folder / "experiment.toml")))
+    """The experiment as stored. Live objects come back as their names alone, but for fleets, which are data."""
+    stored = config.from_dict(legacy.upgraded(config.read(folder / "experiment.toml")))
+    if not isinstance(stored.fleet, Live):
+        return stored
+    fleet = load_fleet(folder)
+    if fleet is not None and fingerprint(fleet) != stored.fleet.fingerprint:
+        raise InputError(f"'{folder / FLEET_FILE}' is not the fleet that the run began with.")
+    return stored if fleet is None else replace(stored, fleet=fleet)
 
 
 def _write_experiment(folder: Path, experiment: Experiment) -> None:
@@ -145,6 +158,8 @@ def _write_experiment(folder: Path, experiment: Experiment) -> None:
         write_atomically(folder / place, content)
         return str(place)
 
+    if isinstance(experiment.fleet, Fleet) and CycleFleet.of(experiment.fleet) is None:
+        save_fleet(experiment.fleet, folder)
     places = {path: copied(path, sha256) for path, sha256 in _traces(experiment)}
     # Paths of an experiment are absolute; those of its file are not, so that a folder can be moved.
     text = config.to_file(experiment)
@@ -163,7 +178,7 @@ def _traces(experiment: Experiment) -> list[tuple[str, str]]:
         found.append((path, sha256))
         return path
 
-    if not isinstance(experiment.fleet, Fleet):
+    if not isinstance(experiment.fleet, Fleet | Live):
         experiment.fleet.with_files(note)
     return found
 

@@ -26,8 +26,9 @@ from typing import Any, Protocol
 import torch
 
 from everfed.errors import EverfedWarning, InputError
-from everfed.run import config
-from everfed.run.experiment import Experiment, Seeds
+from everfed.methods import as_method
+from everfed.run import config, live
+from everfed.run.experiment import Experiment, Seeds, kind_of
 from everfed.run.setup import resolve_device
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
@@ -72,24 +73,43 @@ class Executor(Protocol):
 
 
 def plan_runs(
-    raw: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: Sequence[int], root: Path
+    raw: Mapping[str, Any] | Experiment, grid: Mapping[str, Sequence[Any]], seeds: Sequence[int], root: Path
 ) -> list[Planned]:
-    """Every combination of the grid's values, times the seeds; seeds of one combination together."""
+    """Every combination of the grid's values, times the seeds; seeds of one combination together.
+
+    raw: the content of an experiment file, or an experiment. The grid's values may be live objects too, and its
+    methods names, Methods or policies.
+    """
+    known = live.objects((raw if isinstance(raw, Experiment) else None, *(tuple(values) for values in grid.values())))
+    raw = config.to_dict(raw) if isinstance(raw, Experiment) else raw
     if not seeds:
         raise InputError("a sweep needs at least one seed.")
     _check_grid(grid, seeds)
     runs = []
     for values in itertools.product(*grid.values()):
-        settings = dict(zip(grid, values, strict=True))
-        content = deepcopy(dict(raw))
-        for key, value in settings.items():
-            config.change(content, key, value)
-        experiment = config.from_dict(content)
+        settings, content = {}, deepcopy(dict(raw))
+        for key, value in zip(grid, values, strict=True):
+            settings[key] = _set(content, key, value)
+        experiment = live.restored(config.from_dict(content), known)
         for seed in seeds:
             one = replace(experiment, seed=seed).pinned()
             runs.append(Planned(one, settings, root / folder_name(one, settings)))
     _check_distinct(runs)
     return runs
+
+
+def _set(content: dict[str, Any], key: str, value: Any) -> Any:
+    """Set a key of an experiment's content to a value of a grid; returns what the grid calls that value."""
+    if key == "method" and not isinstance(value, str):
+        method = as_method(value)
+        config.change(content, "policy", config.to_dict(method.policy))
+        config.change(content, "server", config.to_dict(method.server))
+        return method.title
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        config.change(content, key, value)
+        return value
+    config.change(content, key, config.to_dict(value))
+    return kind_of(value)
 
 
 def overwritten(key: str, by: str) -> bool:
