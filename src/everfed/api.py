@@ -69,8 +69,8 @@ def simulate(
     strict_horizon: refuse a horizon that cuts some client's last window short, rather than warn of it.
     settings: any other field of `Experiment`: rounds, local_steps, batch_size, client, gradients, compression,
         server_optimizer, keep_state, state_place, eval_every, seed, init_seed, batch_seed, schedule_seed, device,
-        trainer, check_trainer, precision, loss. A loss of your own takes (outputs, targets) and returns a scalar; the metrics of a
-        classification still report cross entropy, so that runs can be compared.
+        trainer, check_trainer, precision, loss. A loss of your own takes (outputs, targets) and returns a
+        scalar; the metrics of a classification still report cross entropy, so that runs can be compared.
 
     To watch a run, or to stop it early, iterate over `start(...)` with the same arguments.
     """

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from everfed.auditing import audit
+from everfed.auditing.audit import audit
 from everfed.errors import EverfedWarning
 from everfed.report.lines import Line, fleet_key
 from everfed.report.raster import sample

@@ -178,7 +178,13 @@ def run_all(
     """
     options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers)}
     (executor or _Here(jobs))(runs, options, on_progress, stop)
-    return [open_run(run.folder) for run in runs if (run.folder / "experiment.toml").exists()]
+    return [_opened(run) for run in runs if (run.folder / "experiment.toml").exists()]
+
+
+def _opened(run: Planned) -> StoredRun:
+    """A run as stored, with the live objects that its folder only names."""
+    stored = open_run(run.folder)
+    return replace(stored, experiment=live.restored(stored.experiment, live.objects(run.experiment)))
 
 
 @dataclass(frozen=True)
