@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +13,6 @@ from everfed.engine.kernels import update as updates
 from everfed.engine.launch import launch
 from everfed.engine.layers import Step, Update, power, tile
 from everfed.engine.values import Place, Value
-
-if TYPE_CHECKING:
-    from everfed.engine.pools import MaxPool
 
 # Programs of a weight gradient that one multiprocessor holds at once, by their shared memory.
 _AT_ONCE = 2
@@ -33,6 +30,14 @@ _TILES = {
 }
 
 
+class Pool(Protocol):
+    """What a convolution needs to know of the max pool after it."""
+
+    result: Value
+    window: int
+    winner: Tensor  # where in its window each maximum was
+
+
 class Product:
     """A convolution (stride 1) or a linear layer, with the ReLU after it."""
 
@@ -43,7 +48,7 @@ class Product:
         self.source, self.result, self.weight, self.bias = source, result, weight, bias
         self.linear = kernel is None
         self.precision = precision
-        self.pool: MaxPool | None = None  # the pool after it, whose windows give the bias's gradient sooner
+        self.pool: Pool | None = None  # the pool after it, whose windows give the bias's gradient sooner
         self.offset, self.splits = 0, 1
         self.rows, self.columns = kernel or (1, 1)
         self.up, self.left = padding
