@@ -20,11 +20,11 @@ from everfed.energy import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
+from everfed.planning import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.loop import resolve_device
 from everfed.scheduling import PlanStep
-from everfed.scheduling import plan as make_plan
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)

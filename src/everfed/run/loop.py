@@ -23,7 +23,7 @@ from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
-from everfed.errors import DivergenceError, EverfedWarning, InputError, lookup, some
+from everfed.errors import DivergenceError, EverfedWarning, InputError, some
 from everfed.learning import models
 from everfed.learning.compress import Compressor, Whole, compress_all
 from everfed.learning.evaluate import Evaluator, Metrics
@@ -34,9 +34,10 @@ from everfed.learning.precision import set_precision
 from everfed.learning.rows import check_place
 from everfed.learning.streamed import on_device
 from everfed.learning.task import Loss, Task
-from everfed.methods import METHODS, Method
+from everfed.methods import Method, as_method
 from everfed.random import Purpose, check_seed, derive
 from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
+from everfed.scheduling.policies import Policy
 from everfed.scheduling.silent import never_trained, warn_of_silent
 from everfed.server import ServerOptimizer, ServerSGD, Setting
 from everfed.trainers import choose
@@ -113,7 +114,7 @@ class Simulation:
         model: Model,
         data: Data,
         fleet: Fleet,
-        method: str | Method = "algorithm1",
+        method: str | Method | Policy = "algorithm1",
         *,
         rounds: int = 400,
         local_steps: int = 5,
@@ -138,7 +139,7 @@ class Simulation:
         strict_horizon: bool = False,
         on_divergence: str = "stop",
     ) -> None:
-        self.method = method if isinstance(method, Method) else lookup(METHODS, method, "method")
+        self.method = as_method(method)
         self.device = resolve_device(device)
         set_precision(precision, self.device)
         self.data = data if isinstance(data, FederatedData | OnDemand) else from_arrays(data)
@@ -289,14 +290,16 @@ class Simulation:
         return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
 
 
-def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "algorithm1", **settings: Any) -> History:
+def simulate(
+    model: Model, data: Data, fleet: Fleet, method: str | Method | Policy = "algorithm1", **settings: Any
+) -> History:
     """Run a whole simulation and return its history.
 
     model: a torch.nn.Module (its weights are the start and are left as they are), a function
         without arguments that makes one (called under the seed), or a name such as "mlp".
     data: from `load(...).partition(...)` or `from_arrays(...)`, a list of (x, y), one a client, or
         `OnDemand(...)` for samples that are read when they are needed.
-    method: a name of `METHODS` or a Method of your own.
+    method: a name of `METHODS`, a Method of your own, or a policy, whose updates are summed.
     settings, with their defaults: rounds=400, local_steps=5, batch_size=10,
         client_optimizer=Adam(1e-3), gradients=() (such as Proximal or Clip), compression=Whole(),
         server_optimizer=ServerSGD(1.0), keep_optimizer_state=True, state_place="device" (or "disk": the

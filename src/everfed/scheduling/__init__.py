@@ -2,13 +2,14 @@
 
 from everfed.scheduling.foresight import KnownArrivals, Outlook
 from everfed.scheduling.lattice import Lattice
-from everfed.scheduling.plan import PlanStep, Schedule, participations, plan
+from everfed.scheduling.plan import PlanStep, Schedule, participations
 from everfed.scheduling.policies import (
     Always,
     Bernoulli,
     Clients,
+    Decision,
+    Energy,
     Greedy,
-    IndependentPolicy,
     Policy,
     UniformWindow,
     View,
@@ -22,8 +23,9 @@ __all__ = [
     "Always",
     "Bernoulli",
     "Clients",
+    "Decision",
+    "Energy",
     "Greedy",
-    "IndependentPolicy",
     "KnownArrivals",
     "Lattice",
     "Outlook",
@@ -37,5 +39,4 @@ __all__ = [
     "WaitForAll",
     "participation_chance",
     "participations",
-    "plan",
 ]
