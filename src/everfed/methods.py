@@ -81,7 +81,7 @@ def _shown(part: Any) -> str:
 
 METHODS: dict[str, Method] = {
     "algorithm1": Method(
-        UniformWindow(), Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle: unbiased"
+        UniformWindow(), Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"
     ),
     "greedy": Method(Greedy(), Sum(), "Benchmark 1 (greedy)", "train as soon as there is energy"),
     "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when everybody has energy"),
@@ -99,7 +99,7 @@ METHODS: dict[str, Method] = {
         SelfWeighted(), Sum(), "self-weighted", "greedy timing, scaled by the client's own mean interval"
     ),
     "known-arrivals": Method(
-        KnownArrivals(), Sum(), "known arrivals", "a random round up to the next arrival, scaled by the gap: unbiased"
+        KnownArrivals(), Sum(), "known arrivals", "a random round up to the next arrival, scaled by the gap"
     ),
     "lattice": Method(
         Lattice(), Sum(), "lattice", "Algorithm 1 with clients of one cycle spread evenly over it: less variance"

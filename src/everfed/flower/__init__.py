@@ -36,7 +36,7 @@ _HOMES = {
     "PowerSupply": "meters",
     "Roster": "identity",
     "Simulated": "sources",
-    "RoundLimits": "terms",
+    "RoundLimits": "limits",
     "client_app": "client",
     "remote_run": "remote",
     "server_app": "server",

@@ -1,11 +1,11 @@
 """Policies: each client decides, from what it can see of itself, whether to train this round.
 
-A policy is `init(clients, round) -> state` and `step(state, view) -> (join, scale, state)`, written
-once over arrays whose last axis is the clients. A simulation steps a fleet of N, a device steps a
-fleet of one, an audit steps S seeds of N clients (shape [S, N]), all with the same code. `step`
-sees only the present, so a policy cannot use the future, unless it asks for `foresight` and is given
-a forecast; `init` works at any round, so a device that lost power mid-run arrives at the same
-decisions as one that did not.
+A policy is `init(clients, round) -> state`, `step(state, view) -> (join, scale, state)` and, where a server has
+the last word, `grant(wishes) -> granted`, written once over arrays whose last axis is the clients. A simulation
+steps a fleet of N, a device steps a fleet of one, an audit steps S seeds of N clients (shape [S, N]), all with the
+same code. `step` sees only the present, so a policy cannot use the future, unless it asks for `foresight` and is
+given a forecast; `init` works at any round, so a device that lost power mid-run arrives at the same decisions as
+one that did not.
 
 A step may reuse the arrays of the state it is given: keep the returned state, drop the old one.
 """
