@@ -30,7 +30,7 @@ from everfed.energy.changing import Changing
 from everfed.energy.fleet import Fleet
 from everfed.energy.profile import Profile
 from everfed.errors import InputError
-from everfed.scheduling import POLICIES, KnownArrivals, Schedule, Thrifty
+from everfed.scheduling import POLICIES, Energy, KnownArrivals, Schedule, Thrifty
 from everfed.scheduling.laws import are_independent, comes_evenly
 from everfed.server import HTScaffold
 
@@ -99,7 +99,7 @@ def _draw(rng: np.random.Generator) -> Case:
     if isinstance(policy, ef.Lattice) and rng.random() < 0.5:
         policy = replace(policy, redraw=False)
     if isinstance(policy, Thrifty) and rng.random() < 0.7:
-        policy = Thrifty(least=int(rng.integers(1, 3)), chance=float(rng.choice([1.0, 0.5])))
+        policy = Thrifty(min_units=int(rng.integers(1, 3)), chance=float(rng.choice([1.0, 0.5])))
     if isinstance(policy, KnownArrivals) and rng.random() < 0.3:
         policy = KnownArrivals(horizon=4)
     shares = rng.dirichlet(np.ones(n))
@@ -184,7 +184,7 @@ def disagreements(case: Case, seeds: int, deviations: float = 6.0) -> tuple[list
         seen = float((np.abs(whole["by_round"] - 1.0) - deviations * error).max())
         if seen > exact["single_round_bias"] + 20.0 / seeds:
             found.append(f"single_round_bias: exact {exact['single_round_bias']}, at least {seen}: {case.words()}")
-    if exact["violations"] is not None and exact["violations"] != violations and case.policy.obeys_energy:
+    if exact["violations"] is not None and exact["violations"] != violations and case.policy.energy is Energy.OBEYED:
         found.append(f"violations: exact {exact['violations']}, measured {violations}: {case.words()}")
     return found, exact["mean_weight"] is not None
 

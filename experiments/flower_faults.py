@@ -27,8 +27,8 @@ from everfed.errors import EverfedWarning
 from everfed.flower.ledger import read
 from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
+from everfed.planning import plan
 from everfed.run.experiment import Experiment
-from everfed.scheduling.plan import plan
 
 ROOT = Path(__file__).resolve().parent.parent
 FLEET, EVIL = ROOT / "examples" / "flower-fleet", ROOT / "experiments" / "flower_evil"

@@ -31,7 +31,7 @@ from everfed.errors import EverfedWarning
 from everfed.methods import METHODS, Method
 from everfed.run.experiment import Experiment
 from everfed.run.loop import simulate
-from everfed.scheduling import Clients, Greedy, IndependentPolicy, KnownArrivals, Schedule, SelfWeighted, View
+from everfed.scheduling import Clients, Greedy, KnownArrivals, Policy, Schedule, SelfWeighted, View
 from everfed.scheduling.policies import Decision, State
 from everfed.server import FedAU, Sum
 
@@ -62,7 +62,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Misjudged(IndependentPolicy):
+class Misjudged(Policy):
     """Trains as energy comes, and scales by `times` its true cycle; only: clients of this cycle alone, 0 for all."""
 
     times: float = 1.0
@@ -91,7 +91,7 @@ class Daylight(RandomArrivals):
 
 
 @dataclass(frozen=True)
-class KnowsTheHour(IndependentPolicy):
+class KnowsTheHour(Policy):
     """Trains as energy comes, and scales by one over the chance of this hour, which nobody has in the field."""
 
     def init(self, clients: Clients, round: int = 0) -> State:

@@ -14,9 +14,9 @@ from everfed.energy.battery import Books
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.errors import EverfedWarning
 from everfed.learning.evaluate import Metrics
+from everfed.planning import plan
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.history import RoundRecord
-from everfed.scheduling.plan import plan
 from everfed.store.run import StoredRun
 
 METHODS = ("algorithm1", "greedy", "fedavg")

@@ -11,6 +11,7 @@ import pytest
 
 from everfed import Fleet, Greedy, UniformWindow
 from everfed.energy import Storage
+from everfed.scheduling import Energy
 
 SCRIPTS = Path(__file__).parents[1] / "experiments"
 
@@ -64,7 +65,7 @@ def test_the_limit_is_greedy_s_rate_and_no_schedule_joins_more_often(oracle):
     rng, tried = np.random.default_rng(5), 0
     while tried < 40:
         case = oracle.random_case(rng)
-        if not case.policy.obeys_energy or case.fleet.storage.cost_spread > 0.0:
+        if case.policy.energy is not Energy.OBEYED or case.fleet.storage.cost_spread > 0.0:
             continue
         tried += 1
         joins, _, _ = oracle.weights_by_brute_force(case, 20)

@@ -23,8 +23,8 @@ from everfed.flower.local import LocalTraining
 from everfed.flower.messages import Answer, Ask
 from everfed.flower.meters import MeterError
 from everfed.flower.node_state import Memory
+from everfed.planning import plan
 from everfed.run import config
-from everfed.scheduling.plan import plan
 from everfed.scheduling.table import POLICIES
 from flower_grid import CLIENTS, QUICK, SMALL, InProcessGrid, run
 
@@ -103,7 +103,7 @@ def test_asking_first_is_needed_where_the_server_decides():
         remote_run(SMALL.with_method("wait-for-all"), InProcessGrid([]), terms=replace(QUICK, two_phase=False))
 
 
-@pytest.mark.parametrize("name", sorted(name for name, kind in POLICIES.items() if not kind.coordinated))
+@pytest.mark.parametrize("name", sorted(name for name, kind in POLICIES.items() if not kind().coordinated))
 def test_every_policy_decides_alone_as_in_the_fleet(name):
     policy = POLICIES[name]()
     fleet = ef.Fleet.from_cycles([1, 3, 5, 3], arrivals="bernoulli", capacity=2)

@@ -22,7 +22,7 @@ from everfed.flower.keys import make_key
 from everfed.flower.ledger import read
 from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
-from everfed.scheduling.plan import plan
+from everfed.planning import plan
 
 APP = Path(__file__).parents[1] / "examples" / "flower-fleet"
 CLIENTS, ROUNDS = 3, 6

@@ -19,6 +19,7 @@ import everfed as ef
 from everfed.errors import DivergenceError, EverfedWarning, InputError
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
+from everfed.scheduling import Thrifty
 from everfed.store import StoreError, open_run, stored_rounds
 from everfed.store.checkpoint import checkpoints, load_checkpoints, save_checkpoint
 from everfed.store.records import RecordsFile, read_records
@@ -379,6 +380,18 @@ def test_a_rule_that_had_another_name_is_read_resumed_and_never_mistaken(was, no
     assert config.from_dict(config.read(by_hand)).server == published
     by_hand.write_text(config.to_file(replace(experiment, server=published)))
     assert config.from_dict(config.read(by_hand)).server == published
+
+
+def test_an_option_that_had_another_name_is_read_and_resumed(tmp_path):
+    fleet = CycleFleet(8, (1, 2), arrivals="bernoulli", capacity=3.0)
+    experiment = replace(SMALL, fleet=fleet, policy=Thrifty(min_units=2, chance=0.5), rounds=8)
+    whole = run(experiment, tmp_path / "whole")
+    run(experiment, tmp_path / "old", stop=stop_after(3))
+    file = tmp_path / "old" / "experiment.toml"
+    file.write_text(file.read_text().replace("min_units = 2", "least = 2"))
+    assert "least = 2" in file.read_text()
+    assert open_run(tmp_path / "old").experiment == experiment
+    assert_same(run(experiment, tmp_path / "old"), whole)
 
 
 def test_a_file_of_a_later_version_is_refused(tmp_path):

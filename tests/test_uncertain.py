@@ -25,17 +25,17 @@ class TestParticipationChance:
         for capacity in (1, 2, 5):
             assert participation_chance(rate, capacity, 1, 1.0) == pytest.approx(rate, rel=1e-12)
 
-    @pytest.mark.parametrize(("capacity", "least", "chance"), [(1, 1, 0.3), (3, 1, 0.3), (3, 3, 1.0), (5, 2, 0.4)])
-    def test_energy_balances_in_the_long_run(self, capacity, least, chance):
+    @pytest.mark.parametrize(("capacity", "min_units", "chance"), [(1, 1, 0.3), (3, 1, 0.3), (3, 3, 1.0), (5, 2, 0.4)])
+    def test_energy_balances_in_the_long_run(self, capacity, min_units, chance):
         """What is spent is what comes less what overflows, measured on a fleet against the solved chain."""
         fleet = Fleet.from_cycles([4] * 4000, arrivals="bernoulli", capacity=float(capacity))
-        policy = Thrifty(least=least, chance=chance)
+        policy = Thrifty(min_units=min_units, chance=chance)
         schedule = Schedule(fleet, policy, seed=1)
         before = list(schedule.rounds(0, 200))[-1].energy
         after = list(schedule.rounds(200, 600))[-1].energy
         devices_rounds = 4000 * 400
         spent, overflow = ((getattr(after, k) - getattr(before, k)) / devices_rounds for k in ("spent", "wasted"))
-        solved = participation_chance(0.25, capacity, least, chance)
+        solved = participation_chance(0.25, capacity, min_units, chance)
         assert spent == pytest.approx(solved, rel=0.01)
         assert spent == pytest.approx(0.25 - overflow, abs=0.002)
 
@@ -43,7 +43,7 @@ class TestParticipationChance:
 class TestThrifty:
     def test_is_unbiased_once_batteries_have_settled(self):
         fleet = Fleet.from_cycles([2, 5, 20] * 300, arrivals="bernoulli", capacity=3.0)
-        policy = Thrifty(least=2, chance=0.5)
+        policy = Thrifty(min_units=2, chance=0.5)
         weight = np.zeros(len(fleet))
         for step in plan(fleet, policy, rounds=1200, seed=4):
             if step.round >= 200:
@@ -54,10 +54,10 @@ class TestThrifty:
     @pytest.mark.parametrize(
         ("make", "words"),
         [
-            (lambda: Thrifty(least=0), "least is 0"),
+            (lambda: Thrifty(min_units=0), "min_units is 0"),
             (lambda: Thrifty(chance=0.0), "chance is 0.0"),
             (
-                lambda: list(plan(Fleet.from_cycles([2]), Thrifty(least=2), 3)),
+                lambda: list(plan(Fleet.from_cycles([2]), Thrifty(min_units=2), 3)),
                 "battery of 1 units and would wait for 2",
             ),
         ],

@@ -35,6 +35,7 @@ from .learning import Proximal as Proximal
 from .learning import build as build
 from .methods import METHODS as METHODS
 from .methods import Method as Method
+from .planning import plan as plan
 from .run.experiment import Experiment as Experiment
 from .run.history import History as History
 from .run.history import RoundRecord as RoundRecord
@@ -45,9 +46,9 @@ from .scheduling import Bernoulli as Bernoulli
 from .scheduling import Greedy as Greedy
 from .scheduling import Lattice as Lattice
 from .scheduling import PlanStep as PlanStep
+from .scheduling import Policy as Policy
 from .scheduling import UniformWindow as UniformWindow
 from .scheduling import WaitForAll as WaitForAll
-from .scheduling import plan as plan
 from .server import SERVER_OPTIMIZERS as SERVER_OPTIMIZERS
 from .server import SERVER_RULES as SERVER_RULES
 from .server import Echo as Echo

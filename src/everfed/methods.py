@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from everfed.errors import lookup
+from everfed.errors import InputError, lookup
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
@@ -29,26 +29,59 @@ from everfed.server import (
 
 @dataclass(frozen=True)
 class Method:
-    """Who trains when, what the server does with it, and one line on why one would use it."""
+    """Who trains when, what the server does with it, a title for tables and figures, and why one would use it."""
 
     policy: Policy
-    server: ServerRule
-    title: str
+    server: ServerRule = Sum()
+    title: str = ""  # by default, that of its policy and server rule
     about: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.title:
+            parts = [self.policy, *([] if self.server == Sum() else [self.server])]
+            object.__setattr__(self, "title", " + ".join(map(_shown, parts)))
 
-def as_method(what: Any) -> Method:
-    """A Method from its name, from itself, or from a policy alone, whose updates are summed."""
-    if isinstance(what, Method):
-        return what
+
+def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> Method:
+    """What a user names a method by: a name of `METHODS`, a `Method`, or a policy, whose updates are summed.
+
+    server: the rule that a policy goes with instead. A method has its own, which this must not contradict.
+
+    >>> as_method("truncated").policy, as_method(Greedy()).server
+    (UniformWindow(scaled=True), Sum())
+    """
+    if isinstance(what, Policy):
+        return Method(what, Sum() if server is None else server)
     if isinstance(what, str):
-        return lookup(METHODS, what, "method")
-    return Method(what, Sum(), type(what).__name__)
+        method = lookup(METHODS, what, "method")
+    elif isinstance(what, Method):
+        method = what
+    else:
+        raise InputError(f"the method is {what!r}; {_instead_of(what)}")
+    if server is not None and server != method.server:
+        raise InputError(
+            f"the server rule is {server}, and the method '{method.title}' has its own, {method.server}; leave one "
+            f"out, or give the policy alone: {method.policy}."
+        )
+    return method
+
+
+def _instead_of(what: Any) -> str:
+    """What would be right in place of something that is no method."""
+    if isinstance(what, type) and issubclass(what, Policy):
+        return f"that is a class: give a policy, such as {what.__name__}()."
+    if hasattr(what, "step"):
+        return "it has a step, but is no policy: derive its class from everfed.Policy."
+    return "it must be a name such as 'algorithm1', a Method, or a policy such as Greedy()."
+
+
+def _shown(part: Any) -> str:
+    return repr(part).removesuffix("()") if is_dataclass(part) else type(part).__name__
 
 
 METHODS: dict[str, Method] = {
     "algorithm1": Method(
-        UniformWindow(), Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle: unbiased"
+        UniformWindow(), Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"
     ),
     "greedy": Method(Greedy(), Sum(), "Benchmark 1 (greedy)", "train as soon as there is energy"),
     "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when everybody has energy"),
@@ -66,7 +99,7 @@ METHODS: dict[str, Method] = {
         SelfWeighted(), Sum(), "self-weighted", "greedy timing, scaled by the client's own mean interval"
     ),
     "known-arrivals": Method(
-        KnownArrivals(), Sum(), "known arrivals", "a random round up to the next arrival, scaled by the gap: unbiased"
+        KnownArrivals(), Sum(), "known arrivals", "a random round up to the next arrival, scaled by the gap"
     ),
     "lattice": Method(
         Lattice(), Sum(), "lattice", "Algorithm 1 with clients of one cycle spread evenly over it: less variance"

@@ -27,11 +27,12 @@ from everfed.auditing.variance import Variance, variance
 from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, distance, unjudged, verdict
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError
+from everfed.methods import Method, as_method
 from everfed.random import check_seed
 from everfed.scheduling.laws import are_independent, comes_evenly
 from everfed.scheduling.plan import Schedule, check_horizon
-from everfed.scheduling.policies import Policy
-from everfed.server import LastUpdates, Mifa, Scaffold, ServerRule
+from everfed.scheduling.policies import Energy, Policy
+from everfed.server import LastUpdates, Mifa, Scaffold, ServerRule, Sum
 
 # Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
 _ROWS = 1 << 20
@@ -74,7 +75,7 @@ class Audit(Figures):
 
 def audit(
     fleet: Fleet,
-    policy: Policy,
+    method: str | Method | Policy,
     rounds: int = 1000,
     seeds: int | Sequence[int] = 200,
     *,
@@ -82,18 +83,20 @@ def audit(
     server: ServerRule | None = None,
     deltas: Sequence[float] | Floats | None = None,
 ) -> Audit:
-    """Measure a policy on a fleet over many runs of `rounds` rounds, and compute what can be.
+    """Measure a method on a fleet over many runs of `rounds` rounds, and compute what can be.
 
+    method: a name of `METHODS`, a `Method`, or a policy, whose updates are summed unless `server` is given.
     seeds: how many runs (seeds 0, 1, 2, ...), or which seeds.
     shares: p_i, each client's part of the data (default: equal).
-    server: a server rule, whose weights take the place of the clients' scales (default: `Sum`).
+    server: the server rule of a policy, whose weights take the place of the clients' scales.
     deltas: updates whose variance is wanted, [N, d], or their lengths [N] (default: all alike, length 1).
     """
+    chosen = as_method(method, server)
+    policy, server = chosen.policy, chosen.server
     p = _shares(shares, len(fleet))
     check_horizon(fleet, rounds, strict=False)
     rounds, numbers, vectors = int(rounds), _seed_numbers(seeds), as_vectors(deltas, len(fleet))
-    remembers = server is not None and server.remembers
-    rule = None if remembers else server
+    rule = None if server.remembers or type(server) is Sum else server  # None: the clients' own scales
     tally = Tally(fleet, p, rounds, rule, vectors)
     batch = max(1, _ROWS // len(fleet))
     for start in range(0, len(numbers), batch):
@@ -107,15 +110,15 @@ def audit(
         "gap_max": tally.gap_max,
         "rounds": rounds,
         "seeds": len(numbers),
-        "limit": limit(fleet, p, rounds, vectors, some) if policy.obeys_energy else None,
+        "limit": limit(fleet, p, rounds, vectors, some) if policy.energy is Energy.OBEYED else None,
     }
-    reason = _why_not_by_weights(policy, server)
-    if reason:
-        known, words = _without_weights(exact.figures), unjudged(reason, tally)
-        return Audit(**vars(_without_weights(found)), **shared, exact=known, verdict=words)
     overall = judge.over_the_run(tally, exact.figures.mean_weight, even)
     independent = are_independent(policy) and (rule is None or not rule.normalizes)
     single = judge.in_every_round(tally, exact, independent)
+    reason = _why_not_by_weights(server, overall, single)
+    if reason:
+        known, words = _without_weights(exact.figures), unjudged(reason, tally)
+        return Audit(**vars(_without_weights(found)), **shared, exact=known, verdict=words)
     spread = variance(fleet, policy, p, rounds, vectors, rule, tally.update_variance())
     if exact.figures.mean_weight is None:
         spread = spread.without_law()
@@ -126,15 +129,20 @@ def audit(
         over_the_run=overall,
         in_every_round=single,
         verdict=verdict(tally, exact.figures, found, overall, single),
-        variance=None if remembers else spread,
+        variance=None if server.remembers else spread,
     )
 
 
-def _why_not_by_weights(policy: Policy, server: ServerRule | None) -> str | None:
-    """A sentence, if what participants are multiplied by does not say how much each client counts."""
+def _why_not_by_weights(server: ServerRule, overall: Judgement, single: Judgement) -> str | None:
+    """A sentence, if what participants are multiplied by does not say how much each client counts.
+
+    overall, single: what the clients' scales come to. Where they are right in every round, what is remembered of a
+    client cancels on average with what is taken off when it takes part; where they are not, it makes up for a part.
+    """
     if type(server) is Scaffold:
         return CORRECTED
-    if server is not None and server.remembers and not (server.heeds_scales and policy.unbiased):
+    off = overall.unbiased is False or single.unbiased is False
+    if server.remembers and (off or not server.heeds_scales):
         return REMEMBERED if type(server) in (LastUpdates, Mifa) else PARTLY_REMEMBERED
     return None
 

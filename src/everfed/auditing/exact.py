@@ -18,7 +18,7 @@ from everfed.auditing.tally import Tally
 from everfed.energy.fleet import Fleet
 from everfed.scheduling.laws import Law, are_independent, is_deterministic, law_of, seedless
 from everfed.scheduling.plan import Schedule
-from everfed.scheduling.policies import Policy, WaitForAll
+from everfed.scheduling.policies import Energy, Policy, WaitForAll
 from everfed.server import HTScaffold, ServerRule, Sum, Truncated
 
 # Rules whose factor for a participant is a function of the scale it asks for, and of nothing else.
@@ -44,7 +44,7 @@ class Exact(NamedTuple):
 def exactly(fleet: Fleet, policy: Policy, shares: Floats, rounds: int, server: ServerRule | None) -> Exact:
     """server: whose weights take the place of the clients' scales (None: none does)."""
     known = are_independent(policy) or type(policy) is WaitForAll
-    violations = 0.0 if known and policy.obeys_energy else None
+    violations = 0.0 if known and policy.energy is Energy.OBEYED else None
     if is_deterministic(fleet, policy):
         return _of_one_run(fleet, policy, shares, rounds, server)
     laws = round_laws(fleet, policy, rounds, server)

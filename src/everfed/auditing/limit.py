@@ -19,7 +19,7 @@ from everfed.energy.fleet import Fleet
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.laws import law_of, seedless
 from everfed.scheduling.plan import Schedule
-from everfed.scheduling.policies import Decision, Greedy, IndependentPolicy, State, View
+from everfed.scheduling.policies import Decision, Greedy, Policy, State, View
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _most_often(fleet: Fleet, rounds: int, seeds: Any) -> tuple[Floats, bool]:
     return joins / runs / active, fixed
 
 
-class _FromTheStart(IndependentPolicy):
+class _FromTheStart(Policy):
     """Greedy from each client's start on. No schedule takes part more often: whoever spends a unit later has lost
     at least as much of it to leakage and overflow."""
 

@@ -20,11 +20,12 @@ from everfed.energy import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
+from everfed.planning import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.setup import resolve_device
 from everfed.scheduling import PlanStep
-from everfed.scheduling import plan as make_plan
+from everfed.server import Sum
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
@@ -66,7 +67,7 @@ def plan(
         _stream_json(steps)
     else:
         _tell_assumptions(screen, experiment)
-        screen.out.print(_plan_table(steps, fleet, f"{experiment.title}, seed {seed}"))
+        screen.out.print(_plan_table(steps, fleet, experiment, seed))
 
 
 def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
@@ -115,8 +116,8 @@ def _stream_json(steps: Iterator[PlanStep]) -> None:
     print("\n]")
 
 
-def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, title: str) -> Table:
-    out = Table(title=title, title_justify="left")
+def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, experiment: Experiment, seed: int) -> Table:
+    out = Table(title=f"{experiment.title}, seed {seed}", title_justify="left")
     for column in ("round", "trains", "client×scale", "round weight", "harvested", "spent", "wasted"):
         out.add_column(column, justify="left" if column == "client×scale" else "right")
     for step in steps:
@@ -129,7 +130,9 @@ def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, title: str) -> Table:
             f"{step.scales.sum() / len(fleet):.2f}",
             *(f"{amount:g}" for amount in (energy.harvested, energy.spent, energy.wasted)),
         )
-    out.caption = "round weight: participants' scales times equal data shares, 1 on average if unbiased; energy so far"
+    summed = experiment.server == Sum()
+    means = "1 on average if unbiased" if summed else "before the server's rule, which everfed audit takes into account"
+    out.caption = f"round weight: participants' scales times equal data shares, {means}; energy so far"
     out.caption_justify = "left"
     return out
 
@@ -151,7 +154,7 @@ def audit(
     no_color: o.NoColor = False,
     debug: o.Debug = False,
 ) -> None:
-    """Is a schedule unbiased, how noisy is it, and is the energy there?
+    """Is a method unbiased, how noisy is it, and is the energy there?
 
     Measured over many seeds, with the exact value beside it where it is known for this fleet. A mean weight of 1 says
     that the client counts by its data, as if it took part in every round.

@@ -27,14 +27,14 @@ __all__ = ["Assumptions", "DeviceFleet", "DeviceGroup", "Encoding"]
 
 
 class Encoding(Protocol):
-    """How devices write their updates: what energy needs to know of it."""
+    """What energy needs to know of how devices write their updates; `learning.compress` says how they do."""
 
     def choices(self) -> tuple[int, ...]:
-        """Bits a number among which a device may choose."""
+        """Bits a number among which each device takes what suits its energy; one: no choice."""
         ...
 
     def size_ratio(self, bits: int) -> float:
-        """The size of a message, as a part of the model's."""
+        """The size of a message, as a part of the uncompressed one."""
         ...
 
     def noise(self, bits: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
-from everfed.scheduling.policies import Clients, Policy
+from everfed.scheduling.policies import Clients, Energy, Policy
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,4 @@ def fair_scales(fleet: Fleet, policy: Policy, seed: int) -> Floats:
 def spends_at_most(fleet: Fleet, policy: Policy) -> bool:
     """Whether no client can take part more often than once a cycle: energy comes at fixed times and is obeyed."""
     empty = not np.any(np.asarray(fleet.storage.start))
-    return bool(fleet.arrivals.regular and policy.obeys_energy and not policy.unlimited and empty)
+    return bool(fleet.arrivals.regular and policy.energy is Energy.OBEYED and empty)

@@ -21,7 +21,7 @@ from everfed.flower.messages import Ask
 from everfed.flower.meters import Meter, MeterError
 from everfed.flower.node_state import Memory
 from everfed.scheduling.plan import Schedule
-from everfed.scheduling.policies import Clients, Policy, View
+from everfed.scheduling.policies import Clients, Energy, Policy, View
 
 log = logging.getLogger("flwr.everfed")
 
@@ -135,7 +135,7 @@ class Measured:
         kept = memory.load("decision") or {}
         spent = int(kept.get("planned", 0))
         if kept and int(kept["round"]) == ask.round:
-            join = bool(kept["join"]) and (affords or policy.unlimited)
+            join = bool(kept["join"]) and (affords or policy.energy is Energy.UNLIMITED)
             return Choice(join, float(kept["scale"]), spent, self._books(spent, level))
         join, scale, state = self._step(policy, client, ask.round, level, kept)
         spent += join

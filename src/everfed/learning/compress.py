@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from everfed.arrays import Ints
+from everfed.energy.physical import Encoding
 from everfed.errors import InputError
 from everfed.learning.task import PlainTrained, Trained
 from everfed.random import Purpose, philox
@@ -25,18 +26,8 @@ from everfed.random import Purpose, philox
 FULL = 32  # bits of a number as it is
 
 
-class Compressor(Protocol):
+class Compressor(Encoding, Protocol):
     """The shape of every compressor; `COMPRESSORS` lists them."""
-
-    def choices(self) -> tuple[int, ...]:
-        """Bits a number among which each device takes what suits its energy; one: no choice."""
-        ...
-
-    def size_ratio(self, bits: int) -> float:
-        """The size of a message, as a part of the uncompressed one."""
-        ...
-
-    def noise(self, bits: int) -> float: ...
 
     def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int, seed: int) -> Tensor:
         """Updates [C, parameters] as the server reads them; bits: [C]."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from everfed.auditing.audit import audit
 from everfed.errors import EverfedWarning
+from everfed.methods import Method
 from everfed.report.lines import Line, fleet_key
 from everfed.report.raster import sample
 
@@ -25,10 +26,11 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
         if key not in known:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
+            method = Method(experiment.policy, experiment.server)
             part = fleet.part(clients) if len(clients) < len(fleet) else fleet
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it
-                verdict = audit(part, experiment.policy, rounds, _SEEDS, server=experiment.server).verdict
+                verdict = audit(part, method, rounds, _SEEDS).verdict
             known[key] = {
                 "verdict": verdict,
                 "rounds": rounds,

@@ -240,8 +240,10 @@ def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
 
 
 def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
-    """What a run of an earlier version wrote down, with its server rule under the name it has now."""
-    server = raw.get("server")
+    """What a run of an earlier version wrote down, with its server rule and its options under today's names."""
+    policy, server = raw.get("policy"), raw.get("server")
+    if isinstance(policy, dict) and policy.get("kind") == "thrifty" and "least" in policy:
+        raw = {**raw, "policy": {{"least": "min_units"}.get(key, key): value for key, value in policy.items()}}
     if "format" in raw or not raw.keys() >= _WRITTEN_OUT or not isinstance(server, dict) or "place" not in server:
         return raw
     return {**raw, "server": {**server, "kind": _RENAMED.get(server.get("kind", ""), server.get("kind"))}}

@@ -2,14 +2,16 @@
 
 from everfed.scheduling.foresight import KnownArrivals, Outlook
 from everfed.scheduling.lattice import Lattice
-from everfed.scheduling.plan import PlanStep, Schedule, participations, plan
+from everfed.scheduling.plan import PlanStep, Schedule, participations
 from everfed.scheduling.policies import (
     Always,
     Bernoulli,
     Clients,
+    Decision,
+    Energy,
     Greedy,
-    IndependentPolicy,
     Policy,
+    State,
     UniformWindow,
     View,
     WaitForAll,
@@ -22,8 +24,9 @@ __all__ = [
     "Always",
     "Bernoulli",
     "Clients",
+    "Decision",
+    "Energy",
     "Greedy",
-    "IndependentPolicy",
     "KnownArrivals",
     "Lattice",
     "Outlook",
@@ -31,11 +34,11 @@ __all__ = [
     "Policy",
     "Schedule",
     "SelfWeighted",
+    "State",
     "Thrifty",
     "UniformWindow",
     "View",
     "WaitForAll",
     "participation_chance",
     "participations",
-    "plan",
 ]

@@ -17,20 +17,13 @@ from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.energy.battery import IDEAL, TOLERANCE
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
-from everfed.scheduling.policies import (
-    Clients,
-    Decision,
-    Forecast,
-    IndependentPolicy,
-    State,
-    View,
-)
+from everfed.scheduling.policies import Clients, Decision, Forecast, Policy, State, View
 
 _NEVER = -1
 
 
 @dataclass(frozen=True)
-class KnownArrivals(IndependentPolicy):
+class KnownArrivals(Policy):
     """A uniformly random round from one arrival up to the next, scaled by the length of the gap.
 
     A unit comes in round r and the next one in r + G: train in r + J, J uniform on 0..G-1, scale G.
@@ -50,10 +43,6 @@ class KnownArrivals(IndependentPolicy):
     def __post_init__(self) -> None:
         if self.horizon < 1:
             raise InputError(f"horizon is {self.horizon}; a client looks at least 1 round ahead.")
-
-    @property
-    def unbiased(self) -> bool:
-        return True
 
     @property
     def foresight(self) -> int:

@@ -21,7 +21,7 @@ from everfed.energy.profile import Profile
 from everfed.energy.random_arrivals import BernoulliArrivals, UniformInBlock
 from everfed.scheduling.foresight import KnownArrivals, Outlook
 from everfed.scheduling.lattice import Lattice, joint_probability
-from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
+from everfed.scheduling.policies import Always, Bernoulli, Energy, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted, Thrifty
 
 # Levels (slots x clients) followed at once to see whether every fixed phase can be paid for.
@@ -95,7 +95,7 @@ def is_deterministic(fleet: Fleet, policy: Policy) -> bool:
     """Whether nothing is left to chance, so that every seed gives the same plan."""
     decided = type(policy) in (Greedy, WaitForAll, Always, SelfWeighted)
     decided |= type(policy) is Thrifty and policy.chance == 1.0
-    spread = 0.0 if policy.unlimited else fleet.storage.cost_spread
+    spread = 0.0 if policy.energy is Energy.UNLIMITED else fleet.storage.cost_spread
     return bool(decided and spread == 0.0 and (type(policy) is Always or seedless(fleet.arrivals)))
 
 
@@ -107,7 +107,7 @@ def are_independent(policy: Policy) -> bool:
 def comes_evenly(fleet: Fleet, policy: Policy) -> bool:
     """Whether participations are known not to come in bursts that some runs have and others have not."""
     known = are_independent(policy) or type(policy) is WaitForAll
-    return bool(known and policy.obeys_energy and seedless(fleet.arrivals))
+    return bool(known and policy.energy is Energy.OBEYED and seedless(fleet.arrivals))
 
 
 def seedless(arrivals: Arrivals) -> bool:

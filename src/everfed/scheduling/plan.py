@@ -20,10 +20,8 @@ from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, InputError, some
-from everfed.random import check_seed
 from everfed.scheduling.foresight import Outlook
-from everfed.scheduling.policies import Clients, Policy, View
-from everfed.scheduling.silent import warn_of_silent
+from everfed.scheduling.policies import Clients, Energy, Policy, View
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,9 @@ class Schedule:
         self.fleet, self.policy, self.seed = fleet, policy, seed
         clients = Clients.of(fleet, seed)
         # Who imagines energy without end imagines batteries that last.
-        storage = replace(fleet.storage, browns_out=False, cost_spread=0.0) if policy.unlimited else fleet.storage
+        storage = fleet.storage
+        if policy.energy is Energy.UNLIMITED:
+            storage = replace(storage, browns_out=False, cost_spread=0.0)
         self.battery = Battery(fleet.capacity, clients.shape()[:-1], storage, fleet.unit_j)
         self.clients = clients
         self.state = policy.init(clients)
@@ -87,8 +87,7 @@ class Schedule:
         forecast = self.outlook.at(round) if self.outlook else None
         view = View(round, self.battery.affords(), self.battery.level, forecast)
         join, scale, self.state = self.policy.step(self.state, view)
-        if self.policy.coordinated:
-            join = self.policy.grant(join)
+        join = self.policy.grant(join)
         lost = self.battery.spend(join, self._cost(round))
         if lost is not None:
             join = join & ~lost
@@ -104,26 +103,6 @@ class Schedule:
         bell = words.astype(np.float64).sum(axis=0) / 2.0**32 - 2.0
         cost: Floats = np.maximum(1.0 + spread * math.sqrt(3.0) * bell, 0.0)
         return cost
-
-
-def plan(
-    fleet: Fleet, policy: Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
-) -> Iterator[PlanStep]:
-    """Yield one PlanStep a round.
-
-    A horizon that some client's cycle does not divide cuts that client's last window short: it may
-    then take part once less than its energy allows (rounds stay unbiased). That is a warning, or
-    an error with strict_horizon=True. Clients that will never train are a warning, too.
-
-    >>> fleet = Fleet.from_cycles([1, 2])
-    >>> from everfed.scheduling.policies import Greedy
-    >>> [step.clients.tolist() for step in plan(fleet, Greedy(), rounds=4)]
-    [[0, 1], [0], [0, 1], [0]]
-    """
-    check_seed(seed)
-    check_horizon(fleet, rounds, strict_horizon)
-    warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
-    return Schedule(fleet, policy, seed).rounds(0, rounds)
 
 
 def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:

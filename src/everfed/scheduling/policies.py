@@ -1,19 +1,21 @@
 """Policies: each client decides, from what it can see of itself, whether to train this round.
 
-A policy is `init(clients, round) -> state` and `step(state, view) -> (join, scale, state)`, written
-once over arrays whose last axis is the clients. A simulation steps a fleet of N, a device steps a
-fleet of one, an audit steps S seeds of N clients (shape [S, N]), all with the same code. `step`
-sees only the present, so a policy cannot use the future, unless it asks for `foresight` and is given
-a forecast; `init` works at any round, so a device that lost power mid-run arrives at the same
-decisions as one that did not.
+A policy is `init(clients, round) -> state`, `step(state, view) -> (join, scale, state)` and, where a server has
+the last word, `grant(wishes) -> granted`, written once over arrays whose last axis is the clients. A simulation
+steps a fleet of N, a device steps a fleet of one, an audit steps S seeds of N clients (shape [S, N]), all with the
+same code. `step` sees only the present, so a policy cannot use the future, unless it asks for `foresight` and is
+given a forecast; `init` works at any round, so a device that lost power mid-run arrives at the same decisions as
+one that did not.
 
 A step may reuse the arrays of the state it is given: keep the returned state, drop the old one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -80,53 +82,40 @@ class Decision(NamedTuple):
     state: State
 
 
-class Policy(Protocol):
-    """The shape of every policy; `POLICIES` lists them."""
+class Energy(Enum):
+    """What a policy makes of energy that is not there."""
 
-    @property
-    def unbiased(self) -> bool:
-        """Whether mean(join * scale) = 1 is claimed, in every round."""
-        ...
+    OBEYED = "obeyed"  # nobody joins without the energy of a round
+    IGNORED = "ignored"  # clients join all the same, and overdraw
+    UNLIMITED = "unlimited"  # energy without end is imagined, as a bound for the others
+
+
+class Policy(ABC):
+    """The base of every policy: `step` decides, everything else has a default. `POLICIES` lists the built-in ones."""
+
+    energy: ClassVar[Energy] = Energy.OBEYED
+    learns: ClassVar[bool] = False  # whether its state is experience, which a reboot must not lose
 
     @property
     def foresight(self) -> int:
         """How many rounds ahead it must be told when energy comes; 0: it lives in the present."""
-        ...
-
-    obeys_energy: ClassVar[bool]  # whether it never joins without the energy
-    coordinated: ClassVar[bool]  # whether a server must grant the wish to join
-    unlimited: ClassVar[bool]  # whether it imagines energy without end, as a bound for the others
-    learns: ClassVar[bool]  # whether its state is experience, which a reboot must not lose
-
-    def init(self, clients: Clients, round: int = 0) -> State: ...
-
-    def step(self, state: State, view: View) -> Decision: ...
-
-    def grant(self, wishes: Bools) -> Bools:
-        """What the server lets happen, given every client's wish. Only if `coordinated`."""
-        ...
-
-
-class IndependentPolicy:
-    """Defaults of a policy whose clients need nobody's leave: a base for new ones."""
-
-    obeys_energy: ClassVar[bool] = True
-    coordinated: ClassVar[bool] = False
-    unlimited: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
-
-    @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
-    def foresight(self) -> int:
         return 0
 
+    @property
+    def coordinated(self) -> bool:
+        """Whether a wish to join needs the server's leave: where a class has its own `grant`."""
+        return type(self).grant is not Policy.grant
+
     def init(self, clients: Clients, round: int = 0) -> State:
+        """What the clients know when this round begins, and nothing has happened to them yet."""
         return {"clients": clients}
 
+    @abstractmethod
+    def step(self, state: State, view: View) -> Decision:
+        """Who wishes to join this round, with which scale, and what they know afterwards."""
+
     def grant(self, wishes: Bools) -> Bools:
+        """What the server lets happen, given every client's wish."""
         return wishes
 
 
@@ -159,7 +148,7 @@ def _scale(cycles: Ints, scaled: bool) -> Floats:
 
 
 @dataclass(frozen=True)
-class UniformWindow(IndependentPolicy):
+class UniformWindow(Policy):
     """Algorithm 1 of Güler & Yener (2021): one uniformly random round in every window of E.
 
     Window q of a client covers rounds o + qE .. o + (q+1)E - 1; its slot is o + qE + J with J
@@ -170,10 +159,6 @@ class UniformWindow(IndependentPolicy):
     """
 
     scaled: bool = True
-
-    @property
-    def unbiased(self) -> bool:
-        return self.scaled
 
     def init(self, clients: Clients, round: int = 0) -> State:
         since_start = round - clients.offsets
@@ -206,7 +191,7 @@ class UniformWindow(IndependentPolicy):
 
 
 @dataclass(frozen=True)
-class Greedy(IndependentPolicy):
+class Greedy(Policy):
     """Benchmark 1: train as soon as the battery holds one round's energy.
 
     scaled: True multiplies the update by E. With energy that comes at fixed times this is an
@@ -225,13 +210,11 @@ class Greedy(IndependentPolicy):
 
 
 @dataclass(frozen=True)
-class WaitForAll(IndependentPolicy):
+class WaitForAll(Policy):
     """Benchmark 2: nobody trains until every battery holds one round's energy; then all do.
 
     A client can only say that it is ready; the server grants the round when all are.
     """
-
-    coordinated: ClassVar[bool] = True
 
     def init(self, clients: Clients, round: int = 0) -> State:
         return {"scale": np.ones(len(clients.ids))}
@@ -244,15 +227,10 @@ class WaitForAll(IndependentPolicy):
 
 
 @dataclass(frozen=True)
-class Always(IndependentPolicy):
+class Always(Policy):
     """Everybody in every round, as if energy were free: the upper bound, FedAvg."""
 
-    obeys_energy: ClassVar[bool] = False
-    unlimited: ClassVar[bool] = True
-
-    @property
-    def unbiased(self) -> bool:
-        return True
+    energy: ClassVar[Energy] = Energy.UNLIMITED
 
     def init(self, clients: Clients, round: int = 0) -> State:
         return {"scale": np.ones(len(clients.ids))}
@@ -262,18 +240,14 @@ class Always(IndependentPolicy):
 
 
 @dataclass(frozen=True)
-class Bernoulli(IndependentPolicy):
+class Bernoulli(Policy):
     """An independent coin with chance 1/E in every round, scale E, whatever the battery holds.
 
     Conditionally unbiased, unlike the window schedule, at the price of more variance and of
     energy that is not there. It is what the paper's convergence proof really covers.
     """
 
-    obeys_energy: ClassVar[bool] = False
-
-    @property
-    def unbiased(self) -> bool:
-        return True
+    energy: ClassVar[Energy] = Energy.IGNORED
 
     def step(self, state: State, view: View) -> Decision:
         clients = state["clients"]

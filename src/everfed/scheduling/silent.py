@@ -13,7 +13,7 @@ from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.battery import TOLERANCE, Battery, Storage
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, some
-from everfed.scheduling.policies import Policy
+from everfed.scheduling.policies import Energy, Policy
 
 # Clients times rounds that are worth a look ahead; a run of more is judged when it has ended.
 _MOST_STEPS = 2_000_000
@@ -85,7 +85,7 @@ def never_trained(fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed
 
 def _reasons(fleet: Fleet, policy: Policy, who: Ints, rounds: int, seed: int) -> list[str]:
     """Why each of these clients never trains; empty texts where finding out would take too long."""
-    if not policy.obeys_energy:
+    if policy.energy is not Energy.OBEYED:
         return [_CHANCE] * len(who)
     if len(who) * rounds > _MOST_STEPS:
         return [""] * len(who)

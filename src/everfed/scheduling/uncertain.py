@@ -16,33 +16,37 @@ import numpy as np
 from everfed import random
 from everfed.arrays import Floats
 from everfed.errors import InputError
-from everfed.scheduling.policies import Clients, Decision, IndependentPolicy, State, View
+from everfed.scheduling.policies import Clients, Decision, Policy, State, View
 
 # Larger batteries are taken to be this large: their chance differs by less than one part in as many.
 _MOST_UNITS = 10_000
 
 
 @lru_cache(maxsize=4096)
-def participation_chance(rate: float, capacity: float, least: int, chance: float, again: float | None = None) -> float:
+def participation_chance(
+    rate: float, capacity: float, min_units: int, chance: float, again: float | None = None
+) -> float:
     """The long-run chance of taking part, where whole units of energy come by chance.
 
     A unit comes in a share `rate` of the rounds: independently of the past, or in spells, where `again` is the
-    chance that a round with a unit is followed by another one. A client with at least `least` units takes part
+    chance that a round with a unit is followed by another one. A client with at least `min_units` units takes part
     with this `chance`; its battery holds `capacity` units. Exact: the stationary law of the weather and the
     battery's level. For independent units and a battery of one it is chance * rate / (chance + rate - chance * rate).
 
-    >>> round(participation_chance(0.2, capacity=1, least=1, chance=0.5), 6)
+    >>> round(participation_chance(0.2, capacity=1, min_units=1, chance=0.5), 6)
     0.166667
     """
     if rate == 1.0:
         return chance  # the battery fills up, and every round can be paid for
-    top = int(min(capacity, least if chance == 1.0 else _MOST_UNITS + least))  # who spends at once holds no more
+    top = int(
+        min(capacity, min_units if chance == 1.0 else _MOST_UNITS + min_units)
+    )  # who spends at once holds no more
     repeats = rate if again is None else again
     begins = rate * (1.0 - repeats) / (1.0 - rate)
     weather = np.array([[1.0 - begins, begins], [1.0 - repeats, repeats]])  # from without, with a unit to the same
 
     def taken(level: int) -> float:
-        return chance if level >= least else 0.0
+        return chance if level >= min_units else 0.0
 
     def moves(level: int) -> tuple[Floats, Floats, Floats]:
         """The chances to go a level down, to stay, and to go up; [weather before, weather after] each."""
@@ -53,9 +57,9 @@ def participation_chance(rate: float, capacity: float, least: int, chance: float
             return down + with_unit * taken(held), stay + with_unit * (1.0 - taken(held)), 0.0 * weather
         return down, stay + with_unit * taken(held), with_unit * (1.0 - taken(held))
 
-    # Whoever once held `least` units never again holds less than one below. From the top, level after level is
+    # Whoever once held `min_units` units never again holds less than one below. From the top, level after level is
     # eliminated: what goes up from a level comes back to it some time later.
-    bottom = least - 1
+    bottom = min_units - 1
     leads = []  # from the weight of a level to that of the next one
     back = np.zeros((2, 2))
     for level in range(top, bottom, -1):
@@ -75,60 +79,60 @@ def participation_chance(rate: float, capacity: float, least: int, chance: float
 
 
 @dataclass(frozen=True)
-class Thrifty(IndependentPolicy):
-    """With at least `least` units in the battery, train with this chance; scale by one over the long-run chance.
+class Thrifty(Policy):
+    """With at least `min_units` units in the battery, train with this chance; scale by one over the long-run chance.
 
     Waiting for more than one unit, or tossing a coin, spreads the participations of a bursty supply
     over time, at the price of energy that overflows. The scale is exact in the long run for whole units that
     come independently or in spells (bernoulli and markov arrivals) into a battery without losses; other
     supplies are refused, since nobody knows their law: `SelfWeighted` learns it. Who neither waits nor tosses
-    (least = 1, chance = 1) trains as often as its energy comes, and is scaled by its cycle with any supply.
+    (min_units = 1, chance = 1) trains as often as its energy comes, and is scaled by its cycle with any supply.
     """
 
-    least: int = 1
+    min_units: int = 1
     chance: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.least, bool) or self.least != int(self.least) or self.least < 1:
+        if isinstance(self.min_units, bool) or self.min_units != int(self.min_units) or self.min_units < 1:
             raise InputError(
-                f"least is {self.least}; it is a whole number of units, at least the 1 that a round costs."
+                f"min_units is {self.min_units}; it is a whole number of units, at least the 1 that a round costs."
             )
         if not 0.0 < self.chance <= 1.0:
             raise InputError(f"chance is {self.chance}; it must be above 0 and at most 1.")
 
     def init(self, clients: Clients, round: int = 0) -> State:
         capacity = np.floor(clients.capacity + 1e-9)
-        if np.any(capacity < self.least):
-            short = int(np.argmax(capacity < self.least))
+        if np.any(capacity < self.min_units):
+            short = int(np.argmax(capacity < self.min_units))
             raise InputError(
                 f"client {clients.ids[short]} has a battery of {clients.capacity[short]:g} units and would wait for "
-                f"{self.least}; it could never train."
+                f"{self.min_units}; it could never train."
             )
-        if self.least == 1 and self.chance == 1.0:
+        if self.min_units == 1 and self.chance == 1.0:
             return {"clients": clients, "scale": clients.cycles.astype(np.float64)}
         again = np.full(len(clients.ids), np.nan) if clients.again is None else clients.again
         if np.any(np.isnan(again)):
             raise InputError(
                 f"thrifty cannot weigh client {clients.ids[int(np.argmax(np.isnan(again)))]}: it knows the long-run "
                 "chance of taking part only where whole units come by bernoulli or markov arrivals into a battery "
-                "without losses. Take self-weighted, or least = 1 and chance = 1."
+                "without losses. Take self-weighted, or min_units = 1 and chance = 1."
             )
         chances = [
-            participation_chance(1.0 / int(cycle), float(room), self.least, self.chance, float(often))
+            participation_chance(1.0 / int(cycle), float(room), self.min_units, self.chance, float(often))
             for cycle, room, often in zip(clients.cycles, capacity, again, strict=True)
         ]
         return {"clients": clients, "scale": 1.0 / np.array(chances)}
 
     def step(self, state: State, view: View) -> Decision:
         clients = state["clients"]
-        wants = view.affords & (view.level >= self.least * (1.0 - 1e-9))
+        wants = view.affords & (view.level >= self.min_units * (1.0 - 1e-9))
         if self.chance < 1.0:
             wants = wants & (random.uniform(clients.seed, random.Purpose.COIN, clients.ids, view.round) < self.chance)
         return Decision(wants, state["scale"], state)
 
 
 @dataclass(frozen=True)
-class SelfWeighted(IndependentPolicy):
+class SelfWeighted(Policy):
     """Train as soon as there is energy; scale by the mean number of rounds between one's own participations.
 
     Nobody tells the client its cycle. The weight is FedAU's (Wang & Ji, ICLR 2024), kept by the client

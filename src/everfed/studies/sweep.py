@@ -30,6 +30,7 @@ from everfed.methods import as_method
 from everfed.run import config, live
 from everfed.run.experiment import Experiment, Seeds, kind_of
 from everfed.run.setup import resolve_device
+from everfed.scheduling.policies import Energy
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked
@@ -212,7 +213,7 @@ class _Here:
 
 def longest_first(runs: Sequence[Planned]) -> list[int]:
     """The longest runs (most participants) first, so that nobody idles at the end."""
-    return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.obeys_energy)
+    return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.energy is Energy.OBEYED)
 
 
 def execute(
