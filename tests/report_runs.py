@@ -16,6 +16,7 @@ from everfed.errors import EverfedWarning
 from everfed.learning.evaluate import Metrics
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.history import RoundRecord
+from everfed.run.start import start
 from everfed.scheduling.plan import plan
 from everfed.store.run import StoredRun
 
