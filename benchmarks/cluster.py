@@ -19,20 +19,24 @@ from everfed.learning.models import Mlp
 from everfed.learning.optim import SGD, Adam
 from everfed.ray import connect, sharded
 from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.loop import Run
 from everfed.run.start import start
 
 SIZES = ((40, 64), (400, 64), (40, 4096))  # participants, hidden units
 
 
-def milliseconds(run: Simulation, round: int) -> float:
+def milliseconds(run: Run, round: int) -> float:
     """One round of every client, without evaluation."""
-    clients = np.arange(len(run.data))
+    clients = np.arange(len(run.setup.data))
     began = time.perf_counter()
-    run.aggregator.round(round, clients, np.ones(len(clients)), run.trainer.train(run.flat, clients, round))
+    run.server.open(round, clients, np.ones(len(clients)))
+    for trained in run.source.trainer.train(run.server.params, clients, round):
+        run.server.add(trained)
+    run.server.aggregate()
     return 1000 * (time.perf_counter() - began)
 
 
-def compared(one: Simulation, run: Simulation, rounds: int) -> tuple[float, float]:
+def compared(one: Run, run: Run, rounds: int) -> tuple[float, float]:
     """Medians over rounds, in turns, so that the ratio is fair whatever else the machine does."""
     times = [(milliseconds(one, r), milliseconds(run, r)) for r in range(rounds + 1)][1:]  # the first warms up
     alone, shared = (statistics.median(column) for column in zip(*times, strict=True))
@@ -66,7 +70,7 @@ def main() -> None:
                 row = (
                     name,
                     clients,
-                    f"{one.layout.size:,}",
+                    f"{one.setup.layout.size:,}",
                     *(f"{v:.1f}" for v in (alone, shared, ideal, shared - ideal)),
                 )
                 print(f"| {' | '.join(map(str, row))} |", flush=True)

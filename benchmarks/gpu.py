@@ -8,7 +8,7 @@
 
 Workload: 1,250 uint8 images of 32x32 a client, 5 Adam steps of batch 50, state kept per client,
 random crop to 24x24 and flip, 1,068,298 parameters. Times are medians over rounds of a whole
-`Simulation`: schedule, sampling, augmentation, local steps, averaging, the round's record.
+run: schedule, sampling, augmentation, local steps, averaging, the round's record.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def images(clients: int, each: int = 1250) -> ef.FederatedData:
     return replace(data, augment=CropFlip(24))
 
 
-def simulation(fleet: ef.Fleet, method: str, rounds: int, precision: str, trainer: str, **more: Any) -> ef.Simulation:
+def simulation(fleet: ef.Fleet, method: str, rounds: int, precision: str, trainer: str, **more: Any) -> ef.Run:
     settings = {"rounds": rounds, "batch_size": 50, "client": ef.Adam(1e-3), "eval_every": rounds}
     settings |= {"device": "cuda", "precision": precision, "trainer": trainer, **more}
     each = settings.pop("each", 1250)
     return ef.start("mcmahan-cnn", images(len(fleet), each), fleet, method, **settings)
 
 
-def timed(run: ef.Simulation, skip: int) -> tuple[float, float, float]:
+def timed(run: ef.Run, skip: int) -> tuple[float, float, float]:
     """(median ms a round, its interquartile range, mean participants)."""
     records = list(run)[skip:-1]
     ms = [1000 * r.seconds for r in records]
@@ -152,7 +152,7 @@ def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
     )  # fmt: skip
     for method in ("algorithm1", "greedy", "wait-for-all", "fedavg"):
         began = time.perf_counter()
-        records = list(start(shared.with_method(method)))
+        records = list(ef.start(shared.with_method(method)))
         seconds = time.perf_counter() - began
         accuracy = records[-1].metrics.accuracy if records[-1].metrics else None
         rows.append({"method": method, "seconds": seconds, "accuracy": accuracy})

@@ -83,7 +83,7 @@ def measure(point: dict[str, int], threads: int) -> dict[str, Any]:
     return {
         **point,
         "longest_cycle": longest,
-        "parameters": run.layout.size,
+        "parameters": run.setup.layout.size,
         "participants": float(np.mean(present[steady])),
         "cpu_s": float(np.median(cpu[steady])),
         "wall_s": float(np.median(wall[steady])),

@@ -16,18 +16,18 @@ import torch
 import everfed as ef
 
 
-def simulation(model: str, clients: int, trainer: str) -> ef.Simulation:
+def simulation(model: str, clients: int, trainer: str) -> ef.Run:
     data = ef.load("digits").partition(clients, "iid")
     fleet = ef.Fleet.from_cycles(np.ones(clients, int))
     settings = {"rounds": 1000, "batch_size": 10, "client": ef.SGD(0.1), "device": "cpu"}
     return ef.start(model, data, fleet, "fedavg", trainer=trainer, **settings)
 
 
-def milliseconds(run: ef.Simulation, round: int) -> float:
+def milliseconds(run: ef.Run, round: int) -> float:
     """One round's training of every client, without evaluation."""
-    clients = np.arange(len(run.data))
+    clients = np.arange(len(run.setup.data))
     began = time.perf_counter()
-    for _ in run.trainer.train(run.flat, clients, round):
+    for _ in run.source.trainer.train(run.server.params, clients, round):
         pass
     return 1000 * (time.perf_counter() - began)
 

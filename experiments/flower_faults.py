@@ -19,16 +19,28 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 import everfed as ef
 from everfed.errors import EverfedWarning
 from everfed.flower.ledger import read
 from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
+<<<<<<< HEAD
 from everfed.planning import plan
 from everfed.run.experiment import Experiment
+=======
+from everfed.learning.task import Trained, Trainer
+from everfed.run.experiment import Experiment
+from everfed.run.rounds import LocalRounds
+from everfed.scheduling.plan import PlanStep, Schedule, plan
+>>>>>>> h-migrate
 
 ROOT = Path(__file__).resolve().parent.parent
 FLEET, EVIL = ROOT / "examples" / "flower-fleet", ROOT / "experiments" / "flower_evil"
@@ -70,7 +82,7 @@ def experiment_of(config: dict[str, Any], app: Path = FLEET) -> Experiment:
 def compared(config: dict[str, Any]) -> dict[str, Any]:
     """A stored run against a simulation of the same experiment, round by round."""
     stored = ef.open_run(config["folder"])
-    run = start(experiment_of(config))
+    run = ef.start(experiment_of(config))
     records = list(run)
     if len(stored.rounds) != len(records):
         return {"rounds": len(stored.rounds), "error": f"{len(records)} rounds were expected"}
@@ -283,17 +295,25 @@ def security(bench: Bench) -> dict[str, Any]:
     return out
 
 
+class Some(LocalRounds):
+    """Rounds in which only these clients count; the others are planned, and pay, as ever."""
+
+    def __init__(self, schedule: Schedule, trainer: Trainer, clients: set[int]) -> None:
+        super().__init__(schedule, trainer)
+        self.clients = clients
+
+    def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
+        step = self.schedule.plan_round(round)
+        keep = np.isin(step.clients, list(self.clients))
+        step = replace(step, clients=step.clients[keep], scales=step.scales[keep])
+        return step, self.trainer.train(params, step.clients, round)
+
+
 def _only(experiment: Experiment, clients: set[int], params: dict[str, Any]) -> float:
     """How far a model is from one that only these clients trained."""
-    run = start(experiment)
-    rounds = run.schedule.rounds
-
-    def some(first: int, last: int) -> Any:
-        for step in rounds(first, last):
-            keep = [i for i, c in enumerate(step.clients.tolist()) if c in clients]
-            yield type(step)(step.round, step.clients[keep], step.scales[keep], step.energy)
-
-    run.schedule.rounds = some  # type: ignore[method-assign]
+    run = ef.start(experiment)
+    assert isinstance(run.source, LocalRounds)
+    run = replace(run, source=Some(run.source.schedule, run.source.trainer, clients))
     list(run)
     return max(float((value - params[name]).abs().max()) for name, value in run.params.items())
 

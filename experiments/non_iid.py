@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,13 @@ from everfed.data.partition import ByEnergy, Dirichlet, Split
 from everfed.energy.fleet import Group
 from everfed.errors import DivergenceError
 from everfed.learning.optim import SGD, Adam, Optimizer
+from everfed.learning.task import Trained
 from everfed.random import Purpose, permutation
 from everfed.run import config
 from everfed.run.experiment import Experiment
+from everfed.run.rounds import Rounds
+from everfed.run.start import start
+from everfed.scheduling.plan import PlanStep
 
 SPLITS: dict[str, Split] = {
     "by-energy 0.25": ByEnergy(0.25),
@@ -168,21 +172,25 @@ def hold_out(dataset: Dataset, count: int) -> Dataset:
 
 
 class Watched:
-    """A trainer that also keeps the losses of its clients and, looking closely, how long their updates are and which
-    way they push the outputs.
+    """Rounds of which the losses of the clients are kept too and, looking closely, how long their updates are and
+    which way they push the outputs.
 
     The push is the update's last parameters: in all built-in models the biases of the output, one a class.
     """
 
-    def __init__(self, trainer: Any, groups: Sequence[Group], clients: int, classes: int, closely: bool) -> None:
-        self.trainer, self.classes, self.closely = trainer, classes, closely
+    def __init__(self, source: Rounds, groups: Sequence[Group], clients: int, classes: int, closely: bool) -> None:
+        self.source, self.classes, self.closely = source, classes, closely
         self.group_of = np.empty(clients, np.int64)
         for number, group in enumerate(groups):
             self.group_of[group.clients] = number
         self.seen: list[tuple[Any, torch.Tensor]] = []
 
-    def train(self, params: torch.Tensor, clients: Any, round: int) -> Iterator[Any]:
-        for trained in self.trainer.train(params, clients, round):
+    def next(self, round: int, params: torch.Tensor) -> tuple[PlanStep, Iterable[Trained]]:
+        step, results = self.source.next(round, params)
+        return step, self._watch(results)
+
+    def _watch(self, results: Iterable[Trained]) -> Iterator[Trained]:
+        for trained in results:
             # Copies, left on the device: nothing waits for the numbers before a block of rounds is over.
             numbers = [trained.losses[:, None]]
             if self.closely:  # some trainers have to put the updates together first, which takes time
@@ -214,10 +222,10 @@ def observe(
     A run that diverges says so. points: rounds to evaluate besides those of the experiment. patience: evaluations in a
     row after which a model that puts every image into one class is given up; 0: never.
     """
-    simulation, groups = start(experiment), experiment.make_fleet().groups()
-    counts = simulation.data.label_counts()
-    watched = Watched(simulation.trainer, groups, *counts.shape, closely)
-    simulation.trainer = watched
+    begun = start(experiment)
+    groups, counts = begun.setup.fleet.groups(), begun.setup.data.label_counts()
+    watched = Watched(begun.source, groups, *counts.shape, closely)
+    simulation = replace(begun, source=watched)
     keys = ("round", "accuracy", "worst_group", "rare", "loss", "class_accuracy", "length", "train_loss", "push")
     curve: dict[str, list[Any]] = {key: [] for key in keys}
     close_up: list[dict[str, Any]] = []
@@ -229,9 +237,9 @@ def observe(
                 return None
             number, metrics, books = record.round + 1, record.metrics, record.energy.to_dict()
             if metrics is None and number in points:
-                metrics = simulation.evaluate(simulation.flat)
+                metrics = simulation.evaluate(simulation.server.params)
             if closely and number > experiment.rounds - CLOSE_UP:
-                now = metrics or simulation.evaluate(simulation.flat)
+                now = metrics or simulation.evaluate(simulation.server.params)
                 heard = np.bincount(watched.group_of[record.participants], minlength=len(groups)).tolist()
                 recalls = [rounded(v) for v in now.class_accuracy]
                 close_up.append({"round": number, "heard": heard, "class_accuracy": recalls})

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from everfed.api import simulate
 from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.data.datasets import load
 from everfed.data.federated import FederatedData
@@ -30,8 +31,12 @@ from everfed.energy.random_arrivals import RandomArrivals
 from everfed.errors import EverfedWarning
 from everfed.methods import METHODS, Method
 from everfed.run.experiment import Experiment
+<<<<<<< HEAD
 from everfed.run.loop import simulate
 from everfed.scheduling import Clients, Greedy, KnownArrivals, Policy, Schedule, SelfWeighted, View
+=======
+from everfed.scheduling import Clients, Greedy, IndependentPolicy, KnownArrivals, Schedule, SelfWeighted, View
+>>>>>>> h-migrate
 from everfed.scheduling.policies import Decision, State
 from everfed.server import FedAU, Sum
 

@@ -36,6 +36,7 @@ from everfed.errors import DivergenceError
 from everfed.learning.optim import SGD, Adam, Cosine, Optimizer
 from everfed.run import config
 from everfed.run.experiment import Experiment
+from everfed.run.start import start
 from everfed.server import ServerMomentum, Varp
 
 SPLITS: dict[str, Split] = {"iid": Iid(), "by-energy 0.5": ByEnergy(0.5)}
@@ -143,7 +144,7 @@ class Study:
                 weights.append(record.round_weight)
                 number, metrics = record.round + 1, record.metrics
                 if metrics is None and number > base.rounds - self.closing and number % self.fine == 0:
-                    metrics = simulation.evaluate(simulation.flat)
+                    metrics = simulation.evaluate(simulation.server.params)
                 if metrics:
                     values = (metrics.accuracy, metrics.worst_group_accuracy, metrics.loss, record.energy.spent)
                     for key, value in zip(curve, (number, *map(rounded, values)), strict=True):

@@ -11,6 +11,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from everfed.flower import RoundLimits, client_app, remote_run
 from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.rounds import LocalRounds
+from everfed.run.start import start
 
 CLIENTS = 4
 SMALL = Experiment(fleet=CycleFleet(clients=CLIENTS, cycles=(1, 2, 4)), rounds=8, eval_every=4, device="cpu")
@@ -75,6 +77,20 @@ class InProcessGrid(Grid):
 
     def send_and_receive(self, messages, *, timeout=None):
         return self.pull_messages(self.push_messages(messages))
+
+
+def counting(experiment, counts):
+    """The simulation in which a participant counts only where counts(round, clients), a mask, says so."""
+    simulated = start(experiment)
+
+    class Counted(LocalRounds):
+        def next(self, round, params):
+            step = self.schedule.plan_round(round)
+            keep = counts(round, step.clients)
+            step = replace(step, clients=step.clients[keep], scales=step.scales[keep])
+            return step, self.trainer.train(params, step.clients, round)
+
+    return replace(simulated, source=Counted(simulated.source.schedule, simulated.source.trainer))
 
 
 def fleet_of(app, clients, run_config=None, **config):

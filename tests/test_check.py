@@ -26,7 +26,6 @@ from everfed.ray.worker import Worker
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import open_run, stored_rounds
-from everfed.store.environment import training
 from everfed.trainers import choose
 from everfed.trainers.compare import TOLERANCES, compare
 from kernel_models import CLASSES, DEVICE, MODELS, drawn_models, images
@@ -273,8 +272,8 @@ def test_a_trainer_that_is_wrong_and_was_asked_for_stops_the_run(trouble, wrong,
     with pytest.raises(ef.InputError, match=r"trainer='batched' was asked for, but it .*check_trainer=False"):
         ef.start("mlp", digits, FLEET, trainer="batched", rounds=2)
     run = ef.start("mlp", digits, FLEET, trainer="batched", rounds=2, check_trainer=False)
-    assert type(run.trainer) is Wrong
-    assert run.trainer.check is None
+    assert type(run.source.trainer) is Wrong
+    assert run.source.trainer.check is None
 
 
 def test_how_far_it_is_off_is_told(wrong):
@@ -322,7 +321,7 @@ def test_what_the_plain_way_cannot_do_is_said_and_not_judged(digits):
 
     with pytest.warns(ef.EverfedWarning, match="not compared with plain autograd: it failed .there is only one of me"):
         run = ef.start(lambda: nn.Sequential(nn.Flatten(), Single(64, 10)), digits, FLEET, rounds=1)
-    assert run.trainer.check.difference is None
+    assert run.source.trainer.check.difference is None
     assert len(list(run)) == 1
 
 
@@ -353,8 +352,8 @@ def test_a_run_is_the_same_with_and_without_it(settings, digits):
         assert one.keys() == other.keys()
         for name in one:
             assert torch.equal(one[name], other[name]), name
-    assert runs[0].trainer.check.difference < 1e-5
-    assert runs[0].trainer.at_once == runs[1].trainer.at_once
+    assert runs[0].source.trainer.check.difference < 1e-5
+    assert runs[0].source.trainer.at_once == runs[1].source.trainer.at_once
 
 
 def test_data_on_demand_are_compared_and_read_no_more_afterwards(digits):
@@ -362,8 +361,8 @@ def test_data_on_demand_are_compared_and_read_no_more_afterwards(digits):
 
     data = ef.OnDemand(Arrays.of(digits), classes=10)
     runs = [ef.start("mlp", data, FLEET, check_trainer=check, rounds=3) for check in (True, False)]
-    assert runs[0].trainer.check.difference < 1e-5
-    assert torch.equal(runs[0].trainer.task.data.x, runs[1].trainer.task.data.x)
+    assert runs[0].source.trainer.check.difference < 1e-5
+    assert torch.equal(runs[0].source.trainer.task.data.x, runs[1].source.trainer.task.data.x)
     for one, other in zip(*runs, strict=True):
         assert one.train_loss == other.train_loss
 
@@ -398,8 +397,8 @@ def test_a_model_that_cannot_be_batched_is_trained_one_by_one(model, check, digi
     with pytest.warns(ef.EverfedWarning, match="the trainer 'batched' fails .* taking 'one-by-one' instead"):
         run = ef.start(model, digits, FLEET, rounds=2, check_trainer=check)
     drawn = torch.rand(1)
-    assert type(run.trainer) is OneByOne
-    assert "this model cannot be batched" in run.trainer.explain()[0]
+    assert type(run.source.trainer) is OneByOne
+    assert "this model cannot be batched" in run.source.trainer.explain()[0]
     torch.manual_seed(3)
     asked = ef.start(model, digits, FLEET, rounds=2, trainer="one-by-one", check_trainer=False)
     assert torch.equal(drawn, torch.rand(1))  # the trial leaves no trace
@@ -473,7 +472,7 @@ def test_it_is_turned_off_by_one_name(tmp_path):
     assert "check_trainer" not in raw  # files leave it out where it is on, as those of older versions do
     assert config.from_dict(raw).check_trainer is True
     config.change(raw, "check_trainer", False)
-    assert start(config.from_dict(raw)).trainer.check is None
+    assert ef.start(config.from_dict(raw)).source.trainer.check is None
     assert "check_trainer = false" in config.to_toml(config.from_dict(raw))
 
 
@@ -505,7 +504,7 @@ def test_workers_of_a_cluster_check_their_own_and_the_driver_tells(wrong):
     with warnings.catch_warnings():
         about = Worker(SMALL, 1).begin()
     assert about.check.difference < 1e-5
-    assert training(start(SMALL).trainer)["check"]["difference"] == about.check.difference
+    assert ef.start(SMALL).source.training().check.difference == about.check.difference
     wrong("scrambled samples")
     with warnings.catch_warnings():
         fallen = Worker(SMALL, 1).begin()

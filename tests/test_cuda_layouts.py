@@ -121,7 +121,7 @@ def test_a_run_is_the_same_with_and_without_the_comparison(trainer):
     for check in (True, False):
         torch.manual_seed(0)
         run = ef.start(cnn(), data, fleet, check_trainer=check, memory_budget=1 << 30, **common)
-        assert (run.trainer.check is not None) == check
+        assert (run.source.trainer.check is not None) == check
         list(run)
         runs.append(run.state_dict())
     for name, value in runs[0].items():

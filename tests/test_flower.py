@@ -45,7 +45,7 @@ def assert_same(made, records, simulated):
 def test_a_deployment_is_the_simulation(method):
     experiment = SMALL.with_method(method)
     made, records, protocol = run(experiment)
-    assert_same(made, records, start(experiment))
+    assert_same(made, records, ef.start(experiment))
     assert protocol.ledger.summary()["lost"] == 0
     assert protocol.ledger.summary()["bias"] == 0.0
 
@@ -64,7 +64,7 @@ def test_a_deployment_is_the_simulation(method):
 def test_optimisers_server_rules_and_seeds_are_the_simulators(change):
     experiment = replace(SMALL, **change)
     made, records, _ = run(experiment)
-    assert_same(made, records, start(experiment))
+    assert_same(made, records, ef.start(experiment))
 
 
 def test_samples_of_ones_own_and_held_out_ones_do_not_go_together():

@@ -20,8 +20,13 @@ from everfed.flower.identity import read_key
 from everfed.flower.keys import make_certificates, make_key
 from everfed.flower.ledger import read
 from everfed.flower.remote import stored_remote_rounds
+<<<<<<< HEAD
 from everfed.planning import plan
 from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, fleet_of, run
+=======
+from everfed.scheduling.plan import plan
+from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, counting, fleet_of, run
+>>>>>>> h-migrate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -54,16 +59,7 @@ def spoil(how):
 
 def without(client):
     """The simulation of SHORT in which one client never counts."""
-    simulated = start(SHORT)
-    rounds = simulated.schedule.rounds
-
-    def others(first, last):
-        for step in rounds(first, last):
-            keep = step.clients != client
-            yield replace(step, clients=step.clients[keep], scales=step.scales[keep])
-
-    simulated.schedule.rounds = others
-    return simulated
+    return counting(SHORT, lambda round, clients: clients != client)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +178,7 @@ def test_a_client_that_was_away_says_what_it_missed():
     for record in made:
         records.append(record)
         nodes[0].online = not 1 <= record.round < 4  # away in rounds 2, 3 and 4
-    protocol = made.schedule.protocol
+    protocol = made.source.protocol
     assert [e.round for e in protocol.ledger.entries if 0 in e.absent] == [2, 3, 4]
     assert protocol.ledger.summary()["missed"] == 3
     steps = list(plan(SMALL.make_fleet(), SMALL.policy, SMALL.rounds))
@@ -229,7 +225,7 @@ def test_a_killed_server_goes_on_and_ends_alike(tmp_path, optimizer):
     grid.change = lambda reply, number: reply
     rest = [record.round for record, _ in stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK)]
     assert rest == list(range(3, SMALL.rounds))
-    stored, simulated = ef.open_run(tmp_path), start(experiment)
+    stored, simulated = ef.open_run(tmp_path), ef.start(experiment)
     expected = list(simulated)
     assert [r.participants.tolist() for r in stored.rounds] == [r.participants.tolist() for r in expected]
     for name, value in simulated.params.items():

@@ -253,11 +253,11 @@ def test_what_is_changed_after_a_run_was_set_up_does_not_reach_it(trainer, expec
             model(trainer), data, ef.Fleet.from_cycles([1, 1, 1]), device=DEVICE, trainer=trainer, rounds=1,
             local_steps=1, batch_size=3, seed=1, client=ef.SGD(0.1), check_trainer=False,
         )  # fmt: skip
-        before = run.evaluate(run.flat).loss
+        before = run.evaluate(run.server.params).loss
         for array in (x, test, y, order, starts):
             array[...] = 0
-        assert run.evaluate(run.flat).loss == before
-        (part,) = run.trainer.train(run.flat, np.array([2]), 0)
+        assert run.evaluate(run.server.params).loss == before
+        (part,) = run.source.trainer.train(run.server.params, np.array([2]), 0)
         torch.testing.assert_close(part.deltas[0], expected[trainer][2], rtol=1e-5, atol=1e-7)
 
 
@@ -450,8 +450,8 @@ def worker_result(way):
     with warnings.catch_warnings():
         worker = Worker(replace(SMALL, data=Handed(way)), 1)
         worker.begin()
-        module = start(SMALL)
-        params = module.flat.numpy().copy()
+        module = ef.start(SMALL)
+        params = module.server.params.numpy().copy()
         params.flags.writeable = False  # as Ray hands arrays over
         clients = np.arange(CLIENTS)
         clients.flags.writeable = False
@@ -473,7 +473,7 @@ def test_flower_clients_train_alike():
     from everfed.flower.messages import Ask
 
     experiment = replace(SMALL, keep_state=False)
-    sent = start(SMALL).flat.numpy()
+    sent = ef.start(SMALL).server.params.numpy()
     full = [(x, np.arange(EACH) % CLASSES) for x in PLAIN]  # every client knows every class
 
     def trained(x, y, client):

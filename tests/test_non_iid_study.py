@@ -14,6 +14,7 @@ import pytest
 from everfed import presets
 from everfed.data.datasets import load
 from everfed.run import config
+from everfed.run.start import start
 from everfed.studies import sweep
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "non_iid.py"
@@ -169,7 +170,7 @@ def test_watching_and_looking_closely_change_nothing(non_iid, digits):
     run = non_iid.Run("final", "by-energy 1", "greedy", "sgd", 0.2, 0)
     watched = non_iid.execute(study, digits, run)
     optimizer, _ = non_iid.client("sgd", 0.2)
-    plain = replace(SMALL, client=optimizer).start(with_method("greedy"))
+    plain = start(replace(SMALL, client=optimizer).with_method("greedy"))
     accuracies = [record.metrics.accuracy for record in plain if record.metrics]
     assert watched["curve"]["accuracy"] == pytest.approx(accuracies, abs=1e-5)
 

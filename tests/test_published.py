@@ -212,7 +212,7 @@ MANY = {
 @pytest.mark.parametrize("memory_budget", [1, None])
 def test_fedawe_hands_out_the_mean_of_the_clients_models(trainer, memory_budget):
     run = simulation(ef.FedAWE(), **MANY, rounds=20, trainer=trainer, memory_budget=memory_budget)
-    server = run.aggregator
+    server = run.server.rule
     for record in run:
         models = server.starts(np.arange(6))
         assert models.mean().item() == pytest.approx(run.params["weight"].item(), rel=1e-4, abs=1e-5)
@@ -244,7 +244,7 @@ def test_fedawe_resumes_from_a_checkpoint_bit_for_bit(at, trainer, tmp_path):
     again.load_state_dict(found.tensors)
     assert [told(record) for record in again] == rest
     assert len(first) + len(rest) == 20
-    assert torch.equal(again.flat, whole.flat)
+    assert torch.equal(again.server.params, whole.server.params)
 
 
 def test_proximal_clients_are_pulled_to_where_they_started():

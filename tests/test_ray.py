@@ -30,6 +30,7 @@ from everfed.ray import OnCluster, connect, sharded, spread
 from everfed.ray.cluster import Cluster, ray
 from everfed.ray.state import merge_clients, split_clients
 from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.start import start
 from everfed.server import FedAWE, Scaffold, Varp
 from everfed.studies import sweep
 
@@ -149,12 +150,12 @@ def test_a_worker_and_then_a_machine_die_in_the_middle(two_nodes, nodes):
                 nodes.nodes[-1].kill()
             if record.round == 14:  # one of the two that are left, which has two shares by now
                 kill(nodes.nodes[0].processes("ray::Worker")[0])
-        kept = run.trainer.state_dict()
+        kept = run.source.trainer.state_dict()
     same_rounds(expected, seen)
     assert close_to(alone, run)
     assert sum("a new one takes over" in note for note in notes) == 2, notes
     assert any("there is no room for a new one" in note for note in notes), notes
-    for client, values in split_clients(alone.trainer.state_dict()).items():
+    for client, values in split_clients(alone.source.trainer.state_dict()).items():
         for name, value in values.items():
             assert np.allclose(split_clients(kept)[client][name], value, rtol=1e-3, atol=1e-6)
 
@@ -225,15 +226,15 @@ def test_a_gpu_is_used_where_there_is_one():
 @pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
 def test_state_comes_apart_and_together_again(trainer):
     run = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
-    empty = run.trainer.state_dict()
+    empty = run.source.trainer.state_dict()
     assert split_clients(empty) == {}
     next(iter(run))  # the first round: not everybody has trained yet
-    whole = run.trainer.state_dict()
+    whole = run.source.trainer.state_dict()
     kept = split_clients(whole)
     assert len(kept) < 12
     other = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
-    other.trainer.load_state_dict(merge_clients(kept, empty))
-    again = split_clients(other.trainer.state_dict())
+    other.source.trainer.load_state_dict(merge_clients(kept, empty))
+    again = split_clients(other.source.trainer.state_dict())
     assert again.keys() == kept.keys()
     assert all(np.array_equal(again[c][name], kept[c][name]) for c in kept for name in kept[c])
     assert split_clients(whole, [0, 11]).keys() == {c for c in (0, 11) if c in kept}

@@ -50,7 +50,7 @@ def test_state_on_disk_gives_the_same_run_bit_for_bit(optimizer, digits):
     settings = {"rounds": 8, "client": optimizer, "trainer": "batched", "device": "cpu"}
     device, disk = (ef.start("mlp", data, fleet, state_place=place, **settings) for place in ("device", "disk"))
     list(device), list(disk)
-    assert torch.equal(device.flat, disk.flat)
+    assert torch.equal(device.server.params, disk.server.params)
     one, two = device.state_dict(), disk.state_dict()
     assert list(one) == list(two)
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -72,7 +72,7 @@ def test_a_run_resumes_from_state_on_either_place(places, digits):
             break
     second.load_state_dict(saved)
     list(second), list(whole)
-    assert torch.equal(second.flat, whole.flat)
+    assert torch.equal(second.server.params, whole.server.params)
 
 
 def test_rows_on_disk_are_those_that_were_written():
@@ -113,7 +113,7 @@ def test_state_on_disk_needs_the_batched_trainer(digits):
         ef.start("mlp", data, fleet, rounds=2, state_place="tape")
     run = ef.start("mlp", data, fleet, rounds=2, trainer="batched", state_place="disk", device="cpu")
     with pytest.raises(CannotTrainError, match="on disk"):
-        choose._fast(run.trainer.task)
+        choose._fast(run.source.trainer.task)
 
 
 def test_a_large_convolution_with_state_on_disk_is_batched_on_a_cpu():

@@ -32,14 +32,14 @@ SMALL = Experiment(
 
 def parts(experiment):
     """What each kind of chance decides, without the others' help."""
-    run = start(experiment)
-    task = run.trainer.task
+    run = ef.start(experiment)
+    task = run.source.trainer.task
     places = task.data._within(torch.arange(8), 0, 2, 5, task.seed)  # within a client's own samples
-    steps = [(step.clients.tolist(), step.energy.to_dict()) for step in run.schedule.rounds(0, 20)]
+    steps = [(step.clients.tolist(), step.energy.to_dict()) for step in run.source.schedule.rounds(0, 20)]
     return {
         "split": [run.data.samples_of(client).tolist() for client in range(8)],
-        "init": run.flat.tolist(),
-        "batch": (places.tolist(), run.batch_seed),
+        "init": run.server.params.tolist(),
+        "batch": (places.tolist(), run.experiment.seeds.batch),
         "schedule": steps,
     }
 
@@ -57,14 +57,14 @@ def test_a_seed_of_one_kind_changes_its_own_part_and_no_other(kind, before):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_own_seed_set_to_the_seed_changes_nothing(kind):
-    plain, same = (list(start(e)) for e in (SMALL, replace(SMALL, **{f"{kind}_seed": 3})))
+    plain, same = (list(ef.start(e)) for e in (SMALL, replace(SMALL, **{f"{kind}_seed": 3})))
     assert [r.update_norm for r in plain] == [r.update_norm for r in same]
 
 
 def test_all_four_make_a_run_independent_of_the_seed():
     fixed = replace(SMALL, split_seed=1, init_seed=2, batch_seed=3, schedule_seed=4)
     one, two = (replace(fixed, seed=seed) for seed in (5, 6))
-    assert [r.update_norm for r in start(one)] == [r.update_norm for r in start(two)]
+    assert [r.update_norm for r in ef.start(one)] == [r.update_norm for r in ef.start(two)]
     assert one.same_run() == two.same_run() != SMALL.same_run()
 
 
@@ -157,7 +157,7 @@ def test_what_is_held_out_follows_the_splits_seed():
 
 def test_a_part_that_leaves_nothing_is_refused():
     with pytest.raises(ef.InputError, match="leaves none on one side"):
-        start(replace(SMALL, validation=1e-9))
+        ef.start(replace(SMALL, validation=1e-9))
 
 
 def test_samples_that_are_made_up_are_validated_on_others_than_tested_on():
@@ -176,7 +176,7 @@ def test_the_test_set_is_gone_from_a_run_that_validates(monkeypatch):
         monkeypatch.setattr(Digits, "load", lambda self, data=data: data)
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
-            finals.append(list(start(replace(SMALL, validation=0.1)))[-1].metrics)
+            finals.append(list(ef.start(replace(SMALL, validation=0.1)))[-1].metrics)
     assert finals[0] == finals[1]
     with pytest.raises(ef.InputError, match="test sample"):  # the poison works
-        start(SMALL)
+        ef.start(SMALL)

@@ -61,7 +61,10 @@ def play(aggregator, round, who, scales=CYCLES, deltas=None, skip=False, chunk=2
     """One round of these clients; what nobody moves is a step of zeros."""
     who = np.array(who, np.int64)
     given = DELTAS[round] if deltas is None else deltas
-    outcome = aggregator.round(round, who, scales[who], results(who, given, chunk), skip)
+    aggregator.open(round, who, scales[who], skip)
+    for trained in results(who, given, chunk):
+        aggregator.add(trained)
+    outcome = aggregator.close()
     return outcome._replace(update=torch.zeros(SIZE) if outcome.update is None else outcome.update)
 
 
@@ -92,8 +95,9 @@ class TestEveryRule:
         assert hash(value) == hash(type(value)())
 
     def test_a_round_with_nobody_at_the_start_is_empty(self, value):
-        outcome = start(value).round(0, np.zeros(0, np.int64), np.zeros(0), iter(()))
-        assert outcome == (None, 0.0, None, None)
+        rule = start(value)
+        rule.open(0, np.zeros(0, np.int64), np.zeros(0))
+        assert rule.close() == (None, 0.0, None, None)
 
     def test_with_everybody_in_every_round_it_is_fedavg(self, value):
         one, fedavg = start(value), start(Sum())
@@ -504,8 +508,8 @@ def test_scaffold_remembers_mean_gradients_and_their_mean(rule, trainer, schedul
             own[i] = seen / sum(rates)
         torch.testing.assert_close(weight_of(run), weight + step, rtol=1e-4, atol=1e-5)
         weight = weight_of(run)
-        torch.testing.assert_close(run.aggregator.own.read(np.arange(4)), own, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(run.aggregator.mean, shares @ own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(run.server.rule.own.read(np.arange(4)), own, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(run.server.rule.mean, shares @ own, rtol=1e-4, atol=1e-4)
 
 
 def broken():
@@ -530,9 +534,9 @@ def test_skipping_goes_on_as_if_the_client_had_never_come(value, trainer):
         dropped.append(record.dropped)
     assert [d for d in dropped if d] == [(2,)] * 4
     if isinstance(value, Scaffold | HTScaffold):
-        own = sick.aggregator.own.read(np.arange(4))
+        own = sick.server.rule.own.read(np.arange(4))
         assert torch.equal(own[2], torch.zeros(2))
-        torch.testing.assert_close(sick.aggregator.mean, torch.tensor(SHARES, dtype=torch.float32) @ own)
+        torch.testing.assert_close(sick.server.rule.mean, torch.tensor(SHARES, dtype=torch.float32) @ own)
 
 
 @over(RULES)
@@ -688,10 +692,10 @@ def test_every_optimizer_says_whether_it_is_linear(value):
 def test_the_model_moves_as_the_optimizer_says(value):
     run, plain = simulation(server_optimizer=value), simulation()
     state, weight = value.init(2, CPU), weight_of(run)
+    rounds_of_plain = iter(plain)
     for record in run:
-        plain.flat = weight.clone()  # the same start for the round without an optimiser
-        (step,) = plain.schedule.rounds(record.round, record.round + 1)
-        plain._round(step)
+        plain.server.params = weight.clone()  # the same start for the round without an optimiser
+        next(rounds_of_plain)
         weight = weight + value.step(weight_of(plain) - weight, state)
         torch.testing.assert_close(weight_of(run), weight, rtol=1e-3, atol=1e-4)
         assert record.update_norm >= 0.0

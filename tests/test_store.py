@@ -65,7 +65,7 @@ def whole(tmp_path_factory) -> ef.StoredRun:
 
 
 def test_a_stored_run_is_the_simulation(whole):
-    simulation = start(SMALL)
+    simulation = ef.start(SMALL)
     history = ef.History(list(simulation), simulation.params)
     assert [replace(r, seconds=0.0).to_dict() for r in history.rounds] == records_of(whole)
     for name, value in history.params.items():
@@ -232,7 +232,7 @@ def test_with_every_checkpoint_damaged_the_run_starts_anew(tmp_path, whole):
 
 
 def test_records_cut_off_in_a_batch_are_read_up_to_it(tmp_path):
-    records = list(start(SMALL))
+    records = list(ef.start(SMALL))
     file = RecordsFile(tmp_path / "records.arrow")
     file.truncate(0)
     file.append(records[:10])

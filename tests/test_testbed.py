@@ -270,7 +270,7 @@ def scalar_run(method, centres, fleet, *, rounds, seed, curvature=None, start=0.
         Forms(np.array([start])), pairs, fleet, method, rounds=rounds, local_steps=local_steps, batch_size=1,
         client=ef.SGD(lr), loss=half_square, seed=seed, device="cpu",
     )  # fmt: skip
-    return [run.flat.item() for _ in run]
+    return [run.server.params.item() for _ in run]
 
 
 class TestTheRealSimulator:
@@ -300,5 +300,5 @@ class TestTheRealSimulator:
                 client=ef.SGD(0.1), loss=half_square, seed=seed, device="cpu",
             )  # fmt: skip
             list(run)
-            ends.append(run.flat.item())
+            ends.append(run.server.params.item())
         assert np.mean(ends) == pytest.approx(product, abs=1e-6)

@@ -16,6 +16,7 @@ from everfed.data.datasets import load
 from everfed.methods import METHODS
 from everfed.run import config
 from everfed.run.experiment import CycleFleet
+from everfed.run.start import start
 from everfed.server import ServerMomentum, ServerSGD, Varp
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "variance.py"

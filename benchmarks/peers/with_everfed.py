@@ -1,4 +1,4 @@
-"""everfed: `Simulation` with its defaults, timed by iterating over it."""
+"""everfed: `ef.start` with its defaults, timed by iterating over it."""
 
 from __future__ import annotations
 
