@@ -17,6 +17,7 @@ from .errors import EverfedWarning as EverfedWarning
 from .errors import InputError as InputError
 from .errors import MissingExtraError as MissingExtraError
 from .learning import GRADIENT_RULES as GRADIENT_RULES
+from .learning import METRICS as METRICS
 from .learning import MODELS as MODELS
 from .learning import OPTIMIZERS as OPTIMIZERS
 from .learning import SCHEDULES as SCHEDULES
@@ -31,6 +32,7 @@ from .learning import Proximal as Proximal
 from .learning import build as build
 from .methods import METHODS as METHODS
 from .methods import Method as Method
+from .registry import register as register
 from .run.experiment import Experiment as Experiment
 from .run.loop import History as History
 from .run.loop import RoundRecord as RoundRecord

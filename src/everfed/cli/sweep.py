@@ -214,7 +214,8 @@ def _own_settings(runs: list[sweep.Planned]) -> dict[str, dict[str, Any]]:
     out = {}
     for key in keys:
         values = {label: mine.get(key) for label, mine in flat.items()}
-        if key != "seed" and not _of_grid(key, swept) and len({str(value) for value in values.values()}) > 1:
+        told = key in ("seed", "plugins") or _of_grid(key, swept)
+        if not told and len({str(value) for value in values.values()}) > 1:
             out[key] = values
     return out
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from everfed import registry
 from everfed.arrays import Ints
 from everfed.errors import InputError
 from everfed.learning.task import PlainTrained, Trained
@@ -155,6 +156,7 @@ COMPRESSORS: dict[str, type[Any]] = {
     "adaptive-qsgd": AdaptiveQsgd,
     "rand-k": RandK,
 }
+registry.table("compression", COMPRESSORS, Compressor)
 
 
 def compress_all(

@@ -7,11 +7,12 @@ table is at once available in experiment files and on the command line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from everfed import plugins, registry
 from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData
@@ -22,6 +23,7 @@ from everfed.energy.physical import DeviceFleet, Encoding
 from everfed.energy.random_arrivals import Markov
 from everfed.errors import InputError
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
+from everfed.learning.evaluate import own_metrics
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
 from everfed.learning.models import MODELS, Mlp, Model
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
@@ -62,7 +64,7 @@ class CycleFleet:
     clients: int = 40
     cycles: tuple[int, ...] = (1, 5, 10, 20)
     offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
-    arrivals: str = "lump"
+    arrivals: str = field(default="lump", metadata={"names": "arrivals"})
     capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
     spell: float = 0.0  # rounds that markov's good spells last on average; 0: four
 
@@ -107,6 +109,7 @@ class CycleFleet:
 
 
 FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
+registry.table("fleet", FLEETS, FleetSpec)
 
 # Which table a part of an experiment comes from; nested parts (an optimiser's schedule) alike.
 TABLES: dict[Any, dict[str, type[Any]]] = {
@@ -134,9 +137,9 @@ class Seeds(NamedTuple):
     schedule: int  # when energy comes, what a round costs, and who trains when
 
 
-def _later(default: Any) -> Any:
+def _later(default: Any, **metadata: str) -> Any:
     """A key that files leave out where it has its default, so that the names of older folders stay as they are."""
-    return field(default=default, metadata={"left_out": True})
+    return field(default=default, metadata={"left_out": True, **metadata})
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class Experiment:
     eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
     seed: int = 0
     device: str = "auto"
-    trainer: str = "auto"
+    trainer: str = field(default="auto", metadata={"names": "trainer"})
     # Whether it is compared with plain autograd on a little of the run's own data, before the run.
     check_trainer: bool = _later(True)
     precision: str = "float32"
@@ -173,6 +176,9 @@ class Experiment:
     schedule_seed: int | None = _later(None)
     # The part of the training samples that is held out of training and evaluated on, in place of the test set.
     validation: float = _later(0.0)
+    metrics: tuple[str, ...] = _later((), names="metrics")  # computed at every evaluation, besides loss and accuracy
+    # The modules that its parts come from, whichever are asked for: they are what another process must import.
+    plugins: tuple[str, ...] = _later(())
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("local_steps", 1), ("batch_size", 1), ("eval_every", 0)):
@@ -183,6 +189,13 @@ class Experiment:
             check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
         if not 0.0 <= self.validation < 1.0:
             raise InputError(f"validation is {self.validation}; it must be a part from 0 to below 1, such as 0.1.")
+        own_metrics(self.metrics)
+        plugins.load(self.plugins)
+        object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
+
+    def __reduce__(self) -> tuple[Callable[..., Experiment], tuple[Any, ...]]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _with_plugins, (plugins.Needed(self.plugins), values)
 
     @property
     def seeds(self) -> Seeds:
@@ -252,8 +265,14 @@ class Experiment:
             trainer=self.trainer,
             check_trainer=self.check_trainer,
             precision=self.precision,
+            metrics=self.metrics,
             **settings,
         )
+
+
+def _with_plugins(loaded: None, values: dict[str, Any]) -> Experiment:
+    """An experiment from a pickle, which has loaded its plugins before the values that need them."""
+    return Experiment(**values)
 
 
 def kind_of(value: Any) -> str:
@@ -262,7 +281,7 @@ def kind_of(value: Any) -> str:
         for name, kind in table.items():
             if type(value) is kind:
                 return name
-    raise InputError(f"{type(value).__name__} is in no table of kinds; add it to its room's table.")
+    raise InputError(f"{type(value).__name__} is in no table of kinds; add it with @ef.register.")
 
 
 def choices(name: str) -> list[str] | None:

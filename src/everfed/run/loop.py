@@ -26,7 +26,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import DivergenceError, EverfedWarning, InputError, lookup, some
 from everfed.learning import models
 from everfed.learning.compress import Compressor, Whole, compress_all
-from everfed.learning.evaluate import Evaluator, Metrics
+from everfed.learning.evaluate import Evaluator, Metric, Metrics
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
 from everfed.learning.optim import Adam, Optimizer
@@ -97,7 +97,7 @@ class History:
 
     def curve(self, metric: str = "accuracy") -> tuple[list[int], list[float]]:
         """(rounds done, values) of a metric, where it was evaluated."""
-        points = [(r.round + 1, getattr(r.metrics, metric)) for r in self.rounds if r.metrics]
+        points = [(r.round + 1, r.metrics.value(metric)) for r in self.rounds if r.metrics]
         return [x for x, _ in points], [y for _, y in points]
 
 
@@ -133,6 +133,7 @@ class Simulation:
         trainer: str = "auto",
         check_trainer: bool = True,
         precision: str = "float32",
+        metrics: Sequence[str | Metric] = (),
         loss: Loss | None = None,
         memory_budget: int | None = None,
         strict_horizon: bool = False,
@@ -187,7 +188,7 @@ class Simulation:
         )  # fmt: skip
         self.compression = compression or Whole()
         self.trainer = choose.trainer(trainer, task, check_trainer)
-        self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device, precision)
+        self.evaluate = Evaluator(self.module, self.layout, self.data, fleet, loss, self.device, precision, metrics)
         if on_divergence not in ("stop", "skip"):
             raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
         self.skips = on_divergence == "skip"
@@ -305,6 +306,7 @@ def simulate(model: Model, data: Data, fleet: Fleet, method: str | Method = "alg
         energy and who trains when: to vary one of them alone, or to hold it still),
         trainer="auto", check_trainer=True (compare it with plain autograd before the run, docs/engine.md),
         precision="float32" (or "tf32", "bf16" on a GPU),
+        metrics=() (functions of all test outputs and targets, or names of `METRICS`),
         loss=cross entropy (squared error for float targets),
         memory_budget=bytes for the clients trained at once, strict_horizon=False,
         on_divergence="stop" (raise DivergenceError) or "skip" (leave non-finite updates out).
