@@ -32,15 +32,11 @@ from everfed.errors import EverfedWarning
 from everfed.flower.ledger import read
 from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
-<<<<<<< HEAD
+from everfed.learning.task import Trained, Trainer
 from everfed.planning import plan
 from everfed.run.experiment import Experiment
-=======
-from everfed.learning.task import Trained, Trainer
-from everfed.run.experiment import Experiment
 from everfed.run.rounds import LocalRounds
-from everfed.scheduling.plan import PlanStep, Schedule, plan
->>>>>>> h-migrate
+from everfed.scheduling.plan import PlanStep, Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 FLEET, EVIL = ROOT / "examples" / "flower-fleet", ROOT / "experiments" / "flower_evil"

@@ -31,12 +31,7 @@ from everfed.energy.random_arrivals import RandomArrivals
 from everfed.errors import EverfedWarning
 from everfed.methods import METHODS, Method
 from everfed.run.experiment import Experiment
-<<<<<<< HEAD
-from everfed.run.loop import simulate
 from everfed.scheduling import Clients, Greedy, KnownArrivals, Policy, Schedule, SelfWeighted, View
-=======
-from everfed.scheduling import Clients, Greedy, IndependentPolicy, KnownArrivals, Schedule, SelfWeighted, View
->>>>>>> h-migrate
 from everfed.scheduling.policies import Decision, State
 from everfed.server import FedAU, Sum
 

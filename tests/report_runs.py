@@ -17,11 +17,7 @@ from everfed.learning.evaluate import Metrics
 from everfed.planning import plan
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.history import RoundRecord
-<<<<<<< HEAD
-=======
 from everfed.run.start import start
-from everfed.scheduling.plan import plan
->>>>>>> h-migrate
 from everfed.store.run import StoredRun
 
 METHODS = ("algorithm1", "greedy", "fedavg")

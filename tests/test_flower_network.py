@@ -22,12 +22,8 @@ from everfed.flower.keys import make_key
 from everfed.flower.ledger import read
 from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
-<<<<<<< HEAD
 from everfed.planning import plan
-=======
-from everfed.scheduling.plan import plan
 from flower_grid import counting
->>>>>>> h-migrate
 
 APP = Path(__file__).parents[1] / "examples" / "flower-fleet"
 CLIENTS, ROUNDS = 3, 6

@@ -20,13 +20,8 @@ from everfed.flower.identity import read_key
 from everfed.flower.keys import make_certificates, make_key
 from everfed.flower.ledger import read
 from everfed.flower.remote import stored_remote_rounds
-<<<<<<< HEAD
 from everfed.planning import plan
-from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, fleet_of, run
-=======
-from everfed.scheduling.plan import plan
 from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, counting, fleet_of, run
->>>>>>> h-migrate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

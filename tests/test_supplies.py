@@ -16,6 +16,7 @@ from everfed.energy.solar import site_power
 from everfed.energy.trace import Series, per_round_repeated
 from everfed.run import config
 from everfed.run.experiment import Experiment
+from everfed.run.schema import schema
 
 HOUR, DAY = 3600.0, 86_400.0
 PLAIN = {"device": "esp32", "radio": "none", "switched_off": True, "charging": 1.0, "discharging": 1.0}
@@ -323,5 +324,5 @@ def test_a_group_survives_writing_and_reading(trace):
     experiment = Experiment(fleet=DeviceFleet(groups, utc_h=2.0))
     assert config.from_dict(config.parse(config.to_toml(experiment))) == experiment
     assert "null" not in config.to_toml(experiment)
-    schema = config.schema()["properties"]["fleet"]["anyOf"][2]["properties"]["groups"]["items"]["properties"]
-    assert schema["panel_wp"] == {"type": "number"}
+    found = schema()["properties"]["fleet"]["anyOf"][2]["properties"]["groups"]["items"]["properties"]
+    assert found["panel_wp"] == {"type": "number"}

@@ -21,6 +21,7 @@ from .errors import EverfedWarning as EverfedWarning
 from .errors import InputError as InputError
 from .errors import MissingExtraError as MissingExtraError
 from .learning import GRADIENT_RULES as GRADIENT_RULES
+from .learning import METRICS as METRICS
 from .learning import MODELS as MODELS
 from .learning import OPTIMIZERS as OPTIMIZERS
 from .learning import SCHEDULES as SCHEDULES
@@ -36,6 +37,7 @@ from .learning import build as build
 from .methods import METHODS as METHODS
 from .methods import Method as Method
 from .planning import plan as plan
+from .registry import register as register
 from .run.experiment import Experiment as Experiment
 from .run.history import History as History
 from .run.history import RoundRecord as RoundRecord

@@ -35,8 +35,13 @@ class EverfedWarning(UserWarning):
 
 def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
     """`table[name]`, or an error that names the nearest valid name and lists the others."""
-    if isinstance(name, str) and name in table:
-        return table[name]
+    if isinstance(name, str):
+        if name not in table:
+            from everfed import plugins  # which raises the errors of this module
+
+            plugins.load_installed()
+        if name in table:
+            return table[name]
     raise InputError(unknown(kind, name, table))
 
 
@@ -45,7 +50,7 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names)}."
+    return f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none, unless a plugin brings one'}."
 
 
 def some(items: Iterable[object], limit: int = 5) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+from everfed import registry
 from everfed.errors import InputError, lookup
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
@@ -147,3 +148,4 @@ METHODS: dict[str, Method] = {
         Bernoulli(), Sum(), "Bernoulli", "ablation: an independent coin each round, scaled, ignoring the battery"
     ),
 }
+registry.table("method", METHODS, Method)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from everfed import presets
+from everfed import plugins, presets
 from everfed.data import DATASETS, SPLITS
 from everfed.energy import ARRIVALS
 from everfed.errors import InputError, lookup, unknown
@@ -27,6 +27,8 @@ from everfed.store.trackers import TRACKERS
 from everfed.studies.sweep import COMPARED as _COMPARED
 from everfed.studies.sweep import overwritten
 from everfed.trainers.choose import TRAINERS
+
+plugins.import_installed()  # so that the lists of names below have theirs too
 
 _FLEET, _TRAINING, _OUTPUT, CLUSTER = "Fleet", "Training", "Output", "Cluster"
 ENGINES = ("local", "ray")
@@ -152,6 +154,15 @@ Track = Annotated[
     list[str] | None,
     typer.Option("--track", help=f"Also write to {_names(TRACKERS)}. Repeatable.", rich_help_panel=_OUTPUT),
 ]
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="A module of yours that registers kinds, installed or in this folder. Repeatable.",
+        show_default=False,
+    ),
+]
 _Source = Annotated[
     str,
     typer.Argument(metavar="[EXPERIMENT]", help="An experiment file, or a preset: " + ", ".join(presets.texts()) + "."),
@@ -163,7 +174,7 @@ _Settings = Annotated[
 
 
 def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callable[[Callable[..., None]], Any]:
-    """Add EXPERIMENT, --set and the short options to a command; it gets their result as `raw`.
+    """Add EXPERIMENT, --set, --plugin and the short options to a command; it gets their result as `raw`.
 
     A command with a parameter `chosen` also gets the keys that were set on the command line.
     """
@@ -175,7 +186,10 @@ def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callabl
         def wrapper(**given: Any) -> None:
             values = {short: given.pop(_name(short)) for short in shorts}
             settings = given.pop("settings") or []
+            named = load_plugins(given.pop("plugin"))
             raw = _raw(given.pop("experiment"), settings, values)
+            if named:
+                raw["plugins"] = sorted({*raw.get("plugins", []), *named})
             if "chosen" in own:
                 keys = [short.key for short, value in values.items() if value is not None]
                 given["chosen"] = keys + [config.parse_setting(text)[0] for text in settings]
@@ -197,12 +211,19 @@ def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callabl
             for short in shorts
         ]
         added += [inspect.Parameter("settings", keyword, default=None, annotation=_Settings)]
+        added += [inspect.Parameter("plugin", keyword, default=None, annotation=Plugin)]
         wrapper.__signature__ = inspect.Signature(added)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in added}
         del wrapper.__wrapped__  # typer must see the new signature, not the command's own
         return wrapper
 
     return decorate
+
+
+def load_plugins(names: list[str] | None) -> list[str]:
+    """Import what --plugin names; it may lie in the current folder."""
+    plugins.load(names or [], [Path.cwd()])
+    return names or []
 
 
 def _name(short: Short) -> str:

@@ -158,6 +158,8 @@ def _table(run: StoredRun, seconds: float) -> Table:
             out.add_row(f"  as group {label} sees it", f"{100 * value:.1f} %")
     if final:
         out.add_row(f"{evaluated_on([run])} loss", f"{final.loss:.4f}")
+        for name, value in final.own.items():
+            out.add_row(f"{evaluated_on([run])} {name}", f"{value:.4g}")
     out.add_row("participations", f"{run.participations:,}")
     books = (energy.harvested, energy.spent, energy.wasted)
     unit = f", {e.fleet.energy_unit}" if e.fleet.energy_unit != "units" else ""

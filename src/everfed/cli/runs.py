@@ -13,13 +13,15 @@ from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.errors import InputError
 from everfed.run import config
-from everfed.store import StoredRun, find_runs, open_run
+from everfed.run.schema import schema
+from everfed.store import StoredRun, Unreadable, find_runs, open_runs
 
 _Paths = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]
 
 
 def runs(
     folders: _Paths = None,
+    plugin: o.Plugin = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
@@ -30,15 +32,19 @@ def runs(
     Example: everfed runs everfed-out/compare
     """
     screen = Screen(json, quiet, no_color)
-    known = report.distinct(_open(screen, folders or [Path("everfed-out")], none_is_fine=True))
+    o.load_plugins(plugin)
+    opened, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")], none_is_fine=True))
+    known = report.distinct(opened)
     found = known.runs
     for note in known.notes:
         screen.note(note)
     if json:
         copies = [[str(path) for path in paths] for paths in known.copies]
-        screen.json([{**_headline(run), "copies": also} for run, also in zip(found, copies, strict=True)])
+        rows = [{**_headline(run), "copies": also} for run, also in zip(found, copies, strict=True)]
+        screen.json(rows + [{"run": str(one.path), "state": "unreadable", "reason": one.reason} for one in unreadable])
         return
-    out = Table(title=f"{len(found)} run{'s' * (len(found) != 1)}", title_justify="left")
+    count = len(found) + len(unreadable)
+    out = Table(title=f"{count} run{'s' * (count != 1)}", title_justify="left")
     for column in ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent"):
         out.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
     for run in found:
@@ -51,7 +57,10 @@ def runs(
             _percent(line["worst_group_accuracy"]),
             "-" if line["spent"] is None else f"{line['spent']:,.0f}",
         )
+    for one in unreadable:
+        out.add_row(str(one.path), "unreadable", *["-"] * 4)
     screen.out.print(out)
+    _tell_unreadable(screen, unreadable)
 
 
 def _headline(run: StoredRun) -> dict[str, Any]:
@@ -65,6 +74,7 @@ def _headline(run: StoredRun) -> dict[str, Any]:
         "rounds": run.experiment.rounds,
         "accuracy": final.accuracy if final else None,
         "worst_group_accuracy": final.worst_group_accuracy if final else None,
+        "metrics": final.own if final else {},
         "spent": run.energy.spent if run.rounds else None,
     }
 
@@ -73,6 +83,7 @@ def make_report(
     folders: _Paths = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    plugin: o.Plugin = None,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,
@@ -84,7 +95,7 @@ def make_report(
     Example: everfed report everfed-out/compare -o report.html
     """
     screen = Screen(False, quiet, no_color)
-    found = _open(screen, folders or [Path("everfed-out")])
+    found = _open(screen, folders, plugin)
     page = report.page(found, output, title)
     for note in report.notes(report.distinct(found), report.lines(found)):
         screen.note(note)
@@ -95,6 +106,7 @@ def make_figure(
     folders: _Paths = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .pdf, .png or .svg file.")] = Path("figure.pdf"),
     title: Annotated[str | None, typer.Option(help="A line above the panels.")] = None,
+    plugin: o.Plugin = None,
     quiet: o.Quiet = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,
@@ -104,10 +116,29 @@ def make_figure(
     Example: everfed figure everfed-out/compare -o figure.pdf
     """
     screen = Screen(False, quiet, no_color)
-    screen.out.print(str(report.figure(_open(screen, folders or [Path("everfed-out")]), output, title)), markup=False)
+    screen.out.print(str(report.figure(_open(screen, folders, plugin), output, title)), markup=False)
 
 
-def _open(screen: Screen, folders: list[Path], none_is_fine: bool = False) -> list[StoredRun]:
+def _open(screen: Screen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:
+    """The runs below folders that can be read, at least one; of the others a note says why not."""
+    o.load_plugins(named)
+    runs, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")]))
+    if not runs:
+        raise InputError(f"none of the {len(unreadable)} runs there can be read; {_why(unreadable[0])}")
+    _tell_unreadable(screen, unreadable)
+    return runs
+
+
+def _tell_unreadable(screen: Screen, unreadable: list[Unreadable]) -> None:
+    for one in unreadable:
+        screen.note(_why(one))
+
+
+def _why(one: Unreadable) -> str:
+    return f"'{one.path}' cannot be read: {one.reason}"
+
+
+def _find(screen: Screen, folders: list[Path], none_is_fine: bool = False) -> list[Path]:
     found: dict[Path, Path] = {}  # by where it really lies: links and detours lead to the same folder
     for folder in folders:
         if not folder.exists() and not none_is_fine:
@@ -120,7 +151,7 @@ def _open(screen: Screen, folders: list[Path], none_is_fine: bool = False) -> li
             screen.note(f"'{folder}' leads to {again} run{'s' * (again > 1)} named before; counted once.")
     if not found and not none_is_fine:
         raise InputError(f"there are no runs below {', '.join(map(str, folders))}; make some with everfed run.")
-    return [open_run(path) for path in found.values()]
+    return list(found.values())
 
 
 def _percent(value: float | None) -> str:
@@ -160,6 +191,7 @@ def show_preset(
 
 
 @presets_app.command("schema")
-def show_schema() -> None:
+def show_schema(plugin: o.Plugin = None) -> None:
     """Print the JSON Schema of experiment files, for editors that complete and check TOML."""
-    Screen().json(config.schema())
+    o.load_plugins(plugin)
+    Screen().json(schema())

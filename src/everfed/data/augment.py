@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from everfed import registry
 from everfed.errors import InputError
 
 
@@ -95,6 +96,7 @@ class CropFlip(CentreCrop):
 
 
 AUGMENTS: dict[str, type[Any]] = {"plain": Plain, "centre-crop": CentreCrop, "crop-flip": CropFlip}
+registry.table("augment", AUGMENTS, Augment)
 
 
 def standardize(images: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from everfed import registry
 from everfed.data.dataset import CentralDataset, Dataset
 from everfed.data.images import Cifar10, FashionMnist, Mnist
 from everfed.data.on_demand_synthetic import Synthetic
@@ -53,3 +54,4 @@ DATASETS: dict[str, type[Any]] = {
     "fashion-mnist": FashionMnist,
     "synthetic": Synthetic,
 }
+registry.table("data", DATASETS, Source)

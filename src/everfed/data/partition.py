@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from everfed import registry
 from everfed.arrays import Ints
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
@@ -103,6 +104,7 @@ class ByEnergy:
 
 
 SPLITS: dict[str, type[Any]] = {"iid": Iid, "dirichlet": Dirichlet, "by-energy": ByEnergy}
+registry.table("split", SPLITS, Split)
 
 
 def arrange(owner: Ints, clients: int) -> tuple[Ints, Ints]:

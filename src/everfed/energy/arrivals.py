@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
+from everfed import registry
 from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 
@@ -129,3 +130,4 @@ ARRIVALS: dict[str, type[Any]] = {
     "uniform-in-block": UniformInBlock,
     "markov": Markov,
 }
+registry.table("arrivals", ARRIVALS, Arrivals, given=("cycles", "offsets"))

@@ -1,7 +1,7 @@
 """What a participant does with a round."""
 
 from everfed.learning.batched import Batched
-from everfed.learning.evaluate import Metrics
+from everfed.learning.evaluate import METRICS, Metrics
 from everfed.learning.gradients import GRADIENT_RULES, Clip, Proximal
 from everfed.learning.models import MODELS, build
 from everfed.learning.one_by_one import OneByOne
@@ -10,6 +10,7 @@ from everfed.learning.task import PlainTrained, Task, Trained, Trainer
 
 __all__ = [
     "GRADIENT_RULES",
+    "METRICS",
     "MODELS",
     "OPTIMIZERS",
     "SCHEDULES",

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from everfed import registry
 from everfed.arrays import Ints
 from everfed.energy.physical import Encoding
 from everfed.errors import InputError
@@ -145,6 +146,7 @@ COMPRESSORS: dict[str, type[Any]] = {
     "adaptive-qsgd": AdaptiveQsgd,
     "rand-k": RandK,
 }
+registry.table("compression", COMPRESSORS, Compressor)
 
 
 def compress_all(trained: Trained, how: Compressor, bits: Ints | None, round: int, seed: int) -> Trained:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from everfed import registry
 from everfed.arrays import Floats
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.energy.fleet import Fleet
+from everfed.errors import InputError, lookup, unknown
 from everfed.learning.layout import Layout
 from everfed.learning.precision import autocast
 from everfed.learning.task import Loss, own_tensor
 
 # Test samples per forward pass: bounds the memory of an evaluation.
 _BATCH = 2048
+
+Metric = Callable[[Tensor, Tensor], Any]  # of all outputs and their targets; returns a number
+METRICS: dict[str, Metric] = {}
+registry.table("metrics", METRICS, given=("outputs", "targets"))
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,15 @@ class Metrics:
     class_loss: tuple[float, ...] | None = None
     group_accuracy: dict[str, float] | None = None  # test set re-weighted by each energy group's labels
     group_loss: dict[str, float] | None = None
+    own: dict[str, float] = field(default_factory=dict)  # the metrics that the run asked for
+
+    def value(self, name: str) -> Any:
+        """A metric by name, of everfed's or of one's own."""
+        if name in self.own:
+            return self.own[name]
+        if name not in _NAMES:
+            raise InputError(unknown("metric", name, [*_NAMES, *self.own]))
+        return getattr(self, name)
 
     @property
     def worst_group_accuracy(self) -> float | None:
@@ -58,7 +74,22 @@ class Metrics:
             "class_loss": listed(self.class_loss),
             "group_accuracy": named(self.group_accuracy),
             "group_loss": named(self.group_loss),
+            "own": named(self.own),
         }
+
+
+_NAMES = [name for name in Metrics(0.0).to_dict() if name != "own"]
+
+
+def own_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
+    """Functions by name, from names of `METRICS` and functions, which go by their own names."""
+    found: dict[str, Metric] = {}
+    for metric in metrics:
+        name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
+        if name in found or name in _NAMES:
+            raise InputError(f"metrics has two called '{name}'; give each another name.")
+        found[name] = lookup(METRICS, metric, "metric") if isinstance(metric, str) else metric
+    return found
 
 
 class Evaluator:
@@ -73,7 +104,9 @@ class Evaluator:
         loss: Loss,
         device: torch.device,
         precision: str = "float32",
+        metrics: Sequence[str | Metric] = (),
     ) -> None:
+        self.metrics = own_metrics(metrics)
         self.module, self.layout, self.loss = module, layout, loss
         self.augment, self.precision = data.augment, precision
         self.x, self.y = own_tensor(data.test_x, device), own_tensor(data.test_y, device)
@@ -89,8 +122,9 @@ class Evaluator:
         if len(self.y) == 0:
             return None
         outputs = self._outputs(params)
+        own = {name: _number(name, metric(outputs, self.y)) for name, metric in self.metrics.items()}
         if not self.classes:
-            return Metrics(float(self.loss(outputs, self.y)))
+            return Metrics(float(self.loss(outputs, self.y)), own=own)
         losses = F.cross_entropy(outputs, self.y, reduction="none")
         correct = outputs.argmax(dim=1) == self.y
         totals = _by_class(torch.ones_like(losses), self.y, self.classes)
@@ -104,6 +138,7 @@ class Evaluator:
             tuple(class_loss.tolist()),
             {label: _mixed(class_accuracy, mix) for label, mix in self.mixes.items()},
             {label: _mixed(class_loss, mix) for label, mix in self.mixes.items()},
+            own,
         )
 
     def _outputs(self, params: Tensor) -> Tensor:
@@ -116,6 +151,13 @@ class Evaluator:
                 return torch.cat([functional_call(self.module, weights, (x,)) for x in inputs]).float()
         finally:
             self.module.train(training)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"the metric '{name}' is {value!r}; it must be a number.") from None
 
 
 def _by_class(values: Tensor, labels: Tensor, classes: int) -> Floats:

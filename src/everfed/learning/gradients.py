@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from everfed import registry
 from everfed.arrays import Ints
 from everfed.errors import InputError
 
@@ -66,6 +67,7 @@ class Clip:
 
 
 GRADIENT_RULES: dict[str, type[Any]] = {"proximal": Proximal, "clip": Clip}
+registry.table("gradients", GRADIENT_RULES, GradientRule)
 
 
 def adjusted(rules: tuple[GradientRule, ...], grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:

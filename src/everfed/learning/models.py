@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from everfed import registry
 from everfed.errors import InputError, lookup
 
 
@@ -97,6 +98,7 @@ MODELS: dict[str, type[Any]] = {
     "small-cnn": SmallCnn,
     "mcmahan-cnn": McMahanCnn,
 }
+registry.table("model", MODELS, Model)
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from everfed import registry
 from everfed.errors import InputError
 
 State = dict[str, Tensor]
@@ -63,6 +64,7 @@ class Cosine:
 
 
 SCHEDULES: dict[str, type[Any]] = {"constant": Constant, "inverse-time": InverseTime, "cosine": Cosine}
+registry.table("schedule", SCHEDULES, Schedule)
 
 
 class Optimizer(Protocol):
@@ -165,6 +167,7 @@ class Adam:
 
 
 OPTIMIZERS: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
+registry.table("client", OPTIMIZERS, Optimizer)
 
 
 def _check_common(lr: float, weight_decay: float) -> None:

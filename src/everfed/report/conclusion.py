@@ -87,7 +87,11 @@ def _own_settings(runs: Sequence[Planned]) -> dict[str, dict[str, Any]]:
     out = {}
     for key in keys:
         values = {label: mine.get(key) for label, mine in flat.items()}
-        if key != "seed" and not of_grid(key, swept) and len({str(value) for value in values.values()}) > 1:
+        if (
+            key not in ("seed", "plugins")
+            and not of_grid(key, swept)
+            and len({str(value) for value in values.values()}) > 1
+        ):
             out[key] = values
     return out
 

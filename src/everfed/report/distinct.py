@@ -18,8 +18,8 @@ from everfed.run.config import to_dict
 from everfed.run.history import RoundRecord
 from everfed.store.run import StoredRun
 
-# They change how often one looks and where it runs, not what is run.
-NOT_WHAT_IS_RUN = ("eval_every", "device", "check_trainer")
+# They change how often one looks, at what, and where it runs, not what is run; kinds are told apart by name.
+NOT_WHAT_IS_RUN = ("eval_every", "device", "check_trainer", "metrics", "plugins")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ def _parting(one: StoredRun, other: StoredRun) -> int | None:
 def _told(record: RoundRecord, metrics: bool) -> str:
     content: dict[str, Any] = record.to_dict()
     left_out = {"seconds"} if metrics else {"seconds", "metrics"}
+    if metrics:
+        content["metrics"] = {key: value for key, value in content["metrics"].items() if key != "own"}
     # As text: what is not a number equals itself there.
     return json.dumps({key: value for key, value in content.items() if key not in left_out})
 

@@ -1,4 +1,4 @@
-"""Experiments as files: TOML in and out, changes from the command line, a JSON Schema.
+"""Experiments as files: TOML in and out, and changes from the command line.
 
 Nothing here knows any particular policy, split or optimiser: keys, types and defaults are read
 off the classes in the tables. Unknown keys are errors that name the nearest valid one.
@@ -12,10 +12,11 @@ import types
 import typing
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from everfed import plugins, registry
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, lookup, unknown
 from everfed.methods import METHODS
@@ -36,24 +37,25 @@ def to_dict(value: Any) -> dict[str, Any]:
         return live.describe(value)
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
     hints = typing.get_type_hints(type(value))
-    shown = [f.name for f in fields(value) if not _left_out(f, value)]
-    return out | {name: _plain(getattr(value, name), hints[name]) for name in shown}
+    shown = [f.name for f in registry.options(value) if not _left_out(f, value)]
+    return out | {name: plain(getattr(value, name), hints[name]) for name in shown}
 
 
 def _left_out(field: Field[Any], value: Any) -> bool:
     return bool(field.metadata.get("left_out")) and getattr(value, field.name) == field.default
 
 
-def _plain(part: Any, hint: Any) -> Any:
+def plain(part: Any, hint: Any) -> Any:
+    """A value of a field as a file has it."""
     if typing.get_origin(hint) is tuple:
-        return [_plain(item, typing.get_args(hint)[0]) for item in part]
+        return [plain(item, typing.get_args(hint)[0]) for item in part]
     if isinstance(part, Fleet):
         part = CycleFleet.of(part) or part
     if part is None or isinstance(part, bool | int | float | str):
         return part
     if hint is type(part):  # options with options of their own
         hints = typing.get_type_hints(hint)
-        return {f.name: _plain(getattr(part, f.name), hints[f.name]) for f in fields(part)}
+        return {f.name: plain(getattr(part, f.name), hints[f.name]) for f in fields(part)}
     return to_dict(part)
 
 
@@ -122,17 +124,17 @@ def _quoted(table: Mapping[str, Any]) -> list[str]:
 
 def _experiment(raw: Mapping[str, Any]) -> Experiment:
     values = dict(raw)
+    plugins.load_installed()
+    plugins.load(values.get("plugins", []))
     written = values.pop("format", FORMAT)
     if written not in range(1, FORMAT + 1):
         raise InputError(
             f"format is {_show(written)}, and this version of everfed reads formats up to {FORMAT}; use a newer one."
         )
-    if "method" in values:
-        clash = [key for key in ("policy", "server") if key in values]
-        if clash:
-            raise InputError(f"method and {clash[0]} are both given; method stands for a policy and a server rule.")
-        method = lookup(METHODS, values.pop("method"), "method")
-        values |= {"policy": to_dict(method.policy), "server": to_dict(method.server)}
+    clash = [key for key in ("policy", "server") if key in values]
+    if "method" in values and clash:
+        raise InputError(f"method and {clash[0]} are both given; method stands for a policy and a server rule.")
+    _expand_method(values)
     experiment: Experiment = _decode(Experiment, values, "")
     return experiment
 
@@ -140,7 +142,7 @@ def _experiment(raw: Mapping[str, Any]) -> Experiment:
 def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     """An instance of a dataclass from a table of values, or an error that says where."""
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in fields(cls) if not f.metadata.get("live")]
+    names = [f.name for f in registry.options(cls) if not f.metadata.get("live")]
     recalled = {key: found for key, value in raw.items() if (found := live.recall(value))}
     for key in raw.keys() - recalled.keys():
         if key not in names:
@@ -162,6 +164,8 @@ def table_of(hint: Any) -> Mapping[str, type[Any]] | None:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
+    if recalled := live.recall(value):
+        return recalled
     if table := table_of(hint):
         return _choice(table, value, where)
     if typing.get_origin(hint) is tuple:
@@ -174,12 +178,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise InputError(f"{where} is {_show(value)}; it must be a table of options.")
         return _decode(hint, value, where + ".")
-    if isinstance(hint, types.UnionType):  # a value that may be left out
+    if isinstance(hint, types.UnionType):  # a value that may be left out, or be live
         if value is None:
             return None
-        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+        hint = next(part for part in typing.get_args(hint) if part in _PLAIN)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint not in _PLAIN:
+        raise InputError(f"{where} has the type {hint}; an option of a file is a number, a text or a list of them.")
     if type(value) is not hint:
         raise InputError(f"{where} is {_show(value)}; it must be {_PLAIN[hint]}.")
     valid = choices(where)
@@ -190,8 +196,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _choice(table: Mapping[str, type[Any]], value: Any, where: str) -> Any:
     """A value of a table: its name alone, or {kind = name, option = ...}."""
-    if recalled := live.recall(value):
-        return recalled
     options = {"kind": value} if isinstance(value, str) else value
     if not isinstance(options, Mapping):
         raise InputError(f"{where} is {_show(value)}; it must be a name or a table with a kind: {', '.join(table)}.")
@@ -212,22 +216,28 @@ def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
         raise InputError(f"{source} is not valid TOML: {error}.") from None
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The raw content of an experiment file, its paths made absolute."""
+def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
+    """The raw content of an experiment file, its paths made absolute.
+
+    trusted: whether a plugin that it names may lie beside it, or in the current folder.
+    """
     try:
         raw = _in_todays_words(parse(path.read_text(), str(path)))
     except FileNotFoundError:
         raise InputError(f"there is no experiment file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the experiment file '{path}' cannot be read: {error}.") from None
-    _find_files(Experiment, raw, path.absolute().parent)
+    folder = path.absolute().parent
+    plugins.load_installed()
+    plugins.load(raw.get("plugins", []), [Path.cwd(), folder] if trusted else [])
+    _find_files(Experiment, raw, folder)
     return raw
 
 
 def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
     """Make paths absolute, in place: those in a file are relative to that file."""
     hints = typing.get_type_hints(cls)
-    for field in fields(cls):
+    for field in registry.options(cls):
         value, hint = raw.get(field.name), hints[field.name]
         if field.metadata.get("file") and isinstance(value, str) and value:
             raw[field.name] = str(folder / value)  # type: ignore[index]
@@ -272,7 +282,7 @@ def change(raw: dict[str, Any], key: str, value: Any) -> None:
         if isinstance(inside, str):
             inside = {"kind": inside}
         if inside is None:
-            inside = _default_part(path, raw) if at is raw and name != "methods" else {}
+            inside = _default_part(path[0]) if at is raw and name != "methods" else {}
         if not isinstance(inside, dict):
             raise InputError(f"'{name}' in '{key}' is not a table of options.")
         at[name] = inside
@@ -288,11 +298,11 @@ def _expand_method(raw: dict[str, Any]) -> None:
         raw |= {"policy": to_dict(method.policy), "server": to_dict(method.server)}
 
 
-def _default_part(path: list[str], raw: dict[str, Any]) -> dict[str, Any]:
+def _default_part(name: str) -> dict[str, Any]:
     """A part that the file leaves out has the default kind; options are added to that."""
-    default = getattr(Experiment(), path[0], None)
+    default = getattr(Experiment(), name, None)
     if not is_dataclass(default):
-        raise InputError(unknown("key", path[0], [f.name for f in fields(Experiment)]))
+        raise InputError(unknown("key", name, [f.name for f in fields(Experiment)]))
     return to_dict(default)
 
 
@@ -377,50 +387,3 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return out
-
-
-def schema() -> dict[str, Any]:
-    """A JSON Schema of experiment files, for editors."""
-    body = _object_schema(Experiment)
-    body["properties"]["methods"] = {
-        "type": "object",
-        "description": "Settings of one method alone, in a table of its name.",
-        "properties": {name: {"type": "object"} for name in METHODS},
-        "additionalProperties": False,
-    }
-    body["properties"]["tuned_on"] = {"type": "array", "items": {"type": "integer"}}
-    body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
-    body["properties"]["format"] = {"type": "integer", "description": "Of a file that everfed wrote."}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "everfed experiment", **body}
-
-
-def _object_schema(cls: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    properties = {}
-    for field in (field for field in fields(cls) if not field.metadata.get("live")):
-        # Only an experiment's own keys have fixed sets of texts.
-        properties[field.name] = _schema(hints[field.name], field.name if cls is Experiment else "")
-        if field.default is not MISSING and field.default is not None and not is_dataclass(field.default):
-            properties[field.name]["default"] = _plain(field.default, hints[field.name])
-    description = (cls.__doc__ or "").strip().splitlines()[0]
-    return {"type": "object", "description": description, "properties": properties, "additionalProperties": False}
-
-
-def _schema(hint: Any, name: str) -> dict[str, Any]:
-    if table := table_of(hint):
-        kinds = []
-        for kind, cls in table.items():
-            one = _object_schema(cls)
-            one["properties"] = {"kind": {"const": kind}, **one["properties"]}
-            kinds.append({**one, "required": ["kind"]})
-        return {"anyOf": [{"enum": list(table)}, *kinds]}
-    if typing.get_origin(hint) is tuple:
-        return {"type": "array", "items": _schema(typing.get_args(hint)[0], "")}
-    if is_dataclass(hint) and isinstance(hint, type):
-        return _object_schema(hint)
-    if isinstance(hint, types.UnionType):
-        parts = [_schema(part, name) for part in typing.get_args(hint) if part is not types.NoneType]
-        return parts[0] if len(parts) == 1 else {"anyOf": parts}
-    valid = choices(name)
-    kind = {int: "integer", float: "number", bool: "boolean", str: "string"}[hint]
-    return {"type": kind} | ({"enum": valid} if valid else {})

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 from torch import nn
 
+from everfed import plugins, registry
 from everfed.arrays import Ints
 from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.dataset import CentralDataset
@@ -28,6 +29,7 @@ from everfed.energy.physical import DeviceFleet, Encoding
 from everfed.energy.random_arrivals import Markov
 from everfed.errors import InputError, lookup, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
+from everfed.learning.evaluate import Metric, own_metrics
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
 from everfed.learning.models import MODELS, Mlp, Model
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
@@ -71,7 +73,7 @@ class CycleFleet:
     clients: int = 40
     cycles: tuple[int, ...] = (1, 5, 10, 20)
     offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
-    arrivals: str = "lump"
+    arrivals: str = field(default="lump", metadata={"names": "arrivals"})
     capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
     spell: float = 0.0  # rounds that markov's good spells last on average; 0: four
 
@@ -141,6 +143,7 @@ def shortest_pattern(*columns: Ints) -> int:
 
 
 FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
+registry.table("fleet", FLEETS, FleetSpec)
 
 # Which table a part of an experiment comes from; nested parts (an optimiser's schedule) alike.
 TABLES: dict[Any, dict[str, type[Any]]] = {
@@ -172,23 +175,13 @@ class Seeds(NamedTuple):
     schedule: int  # when energy comes, what a round costs, and who trains when
 
 
-# The table of each part that has one.
-PARTS: dict[str, dict[str, type[Any]]] = {
-    "data": DATASETS,
-    "split": SPLITS,
-    "fleet": FLEETS,
-    "policy": POLICIES,
-    "server": SERVER_RULES,
-    "server_optimizer": SERVER_OPTIMIZERS,
-    "model": MODELS,
-    "client": OPTIMIZERS,
-    "compression": COMPRESSORS,
-}
+# Parts that have a table; in Python, a name stands for its row.
+_PARTS = ("data", "split", "fleet", "policy", "server", "server_optimizer", "model", "client", "compression")
 
 
-def _later(default: Any) -> Any:
+def _later(default: Any, **metadata: str) -> Any:
     """A key that files leave out where it has its default, so that the names of older folders stay as they are."""
-    return field(default=default, metadata={"left_out": True})
+    return field(default=default, metadata={"left_out": True, **metadata})
 
 
 @dataclass(frozen=True)
@@ -214,7 +207,7 @@ class Experiment:
     eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
     seed: int = 0
     device: str = "auto"
-    trainer: str = "auto"
+    trainer: str = field(default="auto", metadata={"names": "trainer"})
     # Whether it is compared with plain autograd on a little of the run's own data, before the run.
     check_trainer: bool = _later(True)
     precision: str = "float32"
@@ -227,6 +220,10 @@ class Experiment:
     validation: float = _later(0.0)
     # Of (outputs, targets), a scalar. None: cross entropy for classes, squared error for float targets.
     loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
+    # Names or functions of (outputs, targets), computed at every evaluation, besides loss and accuracy.
+    metrics: tuple[str | Metric, ...] = _later((), names="metrics")
+    # The modules that its parts come from, whichever are asked for: they are what another process must import.
+    plugins: tuple[str, ...] = _later(())
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -243,6 +240,13 @@ class Experiment:
             check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
         if not 0.0 <= self.validation < 1.0:
             raise InputError(f"validation is {self.validation}; it must be a part from 0 to below 1, such as 0.1.")
+        own_metrics(self.metrics)
+        plugins.load(self.plugins)
+        object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
+
+    def __reduce__(self) -> tuple[Callable[..., Experiment], tuple[Any, ...]]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _with_plugins, (plugins.Needed(self.plugins), values)
 
     @property
     def seeds(self) -> Seeds:
@@ -325,15 +329,15 @@ def check_count(name: str, value: int, least: int = 1) -> None:
 
 def _take_part(experiment: Experiment, name: str) -> None:
     """Names become values of their table, and lists of (x, y) data of clients."""
-    value, table = getattr(experiment, name), PARTS.get(name)
+    value = getattr(experiment, name)
     if name == "gradients":
         if hasattr(value, "adjust") or isinstance(value, str):
             raise InputError(f"gradients is {value!r}; it must be a list of such rules, as in [Clip(1.0)].")
         taken: Any = tuple(
             lookup(GRADIENT_RULES, one, "gradient rule")() if isinstance(one, str) else one for one in value
         )
-    elif table is not None and isinstance(value, str):
-        taken = lookup(table, value, name.replace("_", " "))()
+    elif name in _PARTS and isinstance(value, str):
+        taken = lookup(registry.kinds(name), value, name.replace("_", " "))()
     elif name == "data" and isinstance(value, list | tuple):
         taken = from_arrays(value)
     elif isinstance(value, np.integer | np.floating):
@@ -343,6 +347,11 @@ def _take_part(experiment: Experiment, name: str) -> None:
     else:
         return
     object.__setattr__(experiment, name, taken)
+
+
+def _with_plugins(loaded: None, values: dict[str, Any]) -> Experiment:
+    """An experiment from a pickle, which has loaded its plugins before the values that need them."""
+    return Experiment(**values)
 
 
 def kind_of(value: Any) -> str:

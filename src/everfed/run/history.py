@@ -64,5 +64,5 @@ class History:
 
     def curve(self, metric: str = "accuracy") -> tuple[list[int], list[float]]:
         """(rounds done, values) of a metric, where it was evaluated."""
-        points = [(r.round + 1, getattr(r.metrics, metric)) for r in self.rounds if r.metrics]
+        points = [(r.round + 1, r.metrics.value(metric)) for r in self.rounds if r.metrics]
         return [x for x, _ in points], [y for _, y in points]

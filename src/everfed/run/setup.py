@@ -88,7 +88,9 @@ class Setup:
 
     def evaluator(self) -> Evaluator:
         e = self.experiment
-        return Evaluator(self.module, self.layout, self.data, self.fleet, self.loss, self.device, e.precision)
+        return Evaluator(
+            self.module, self.layout, self.data, self.fleet, self.loss, self.device, e.precision, e.metrics
+        )
 
     def look_ahead(self, waits: bool = False, strict_horizon: bool = False) -> bool:
         """Warn of windows that are cut short and of clients that never train; False: too large a run to look ahead.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from everfed import registry
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
-from everfed.scheduling.policies import Always, Bernoulli, Greedy, UniformWindow, WaitForAll
+from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted, Thrifty
 
 POLICIES: dict[str, type[Any]] = {
@@ -20,3 +21,4 @@ POLICIES: dict[str, type[Any]] = {
     "self-weighted": SelfWeighted,
     "known-arrivals": KnownArrivals,
 }
+registry.table("policy", POLICIES, Policy)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from everfed import registry
 from everfed.server.aggregate import Aggregator, Outcome, Setting, Weighting
 from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
@@ -32,6 +33,7 @@ SERVER_RULES: dict[str, type[Any]] = {
     "scaffold": Scaffold,
     "ht-scaffold": HTScaffold,
 }
+registry.table("server", SERVER_RULES, ServerRule)
 
 __all__ = [
     "SERVER_OPTIMIZERS",

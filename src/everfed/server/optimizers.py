@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from everfed import registry
 from everfed.errors import InputError
 
 State = dict[str, Tensor]
@@ -170,3 +171,4 @@ SERVER_OPTIMIZERS: dict[str, type[Any]] = {
     "yogi": ServerYogi,
     "adagrad": ServerAdaGrad,
 }
+registry.table("server_optimizer", SERVER_OPTIMIZERS, ServerOptimizer)

@@ -17,7 +17,8 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,6 +131,27 @@ def open_run(path: str | Path) -> StoredRun:
     )
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """A run folder that this process cannot read, and why, in a sentence."""
+
+    path: Path
+    reason: str
+
+
+def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]:
+    """Read run folders; what is wrong with one of them does not keep the others from being read."""
+    runs, unreadable = [], []
+    for path in paths:
+        try:
+            runs.append(open_run(path))
+        except Exception as error:  # a folder may hold anything
+            said = str(error).strip().splitlines() or [""]
+            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            unreadable.append(Unreadable(path, kind + said[0]))
+    return runs, unreadable
+
+
 def find_runs(root: str | Path) -> list[Path]:
     """All run folders below a folder, by name."""
     return sorted(path.parent for path in Path(root).rglob("experiment.toml"))
@@ -137,7 +159,7 @@ def find_runs(root: str | Path) -> list[Path]:
 
 def read_experiment(folder: Path) -> Experiment:
     """The experiment as stored. Live objects come back as their names alone, but for fleets, which are data."""
-    stored = config.from_dict(legacy.upgraded(config.read(folder / "experiment.toml")))
+    stored = config.from_dict(legacy.upgraded(config.read(folder / "experiment.toml", trusted=False)))
     if not isinstance(stored.fleet, Live):
         return stored
     fleet = load_fleet(folder)

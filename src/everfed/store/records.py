@@ -42,6 +42,8 @@ _SCHEMA = pa.schema(
         ("groups", pa.list_(pa.string())),
         ("group_accuracy", _FLOATS),
         ("group_loss", _FLOATS),
+        ("metrics", pa.list_(pa.string())),  # of one's own, by name; files of older versions end before these
+        ("metric_values", _FLOATS),
     ]
 )
 
@@ -52,12 +54,13 @@ class RecordsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = open(path, "ab")  # noqa: SIM115 - held open for the length of a run
+        self.schema = _SCHEMA
 
     def append(self, records: Sequence[RoundRecord]) -> None:
         """Add one batch. After an error (a full disk) the file is cut back to what it was."""
         if not records:
             return
-        batch = pa.RecordBatch.from_pylist([_row(r) for r in records], schema=_SCHEMA)
+        batch = pa.RecordBatch.from_pylist([_row(r) for r in records], schema=self.schema)
         self._write(batch.serialize())
 
     def _write(self, data: Any) -> None:
@@ -80,6 +83,8 @@ class RecordsFile:
         self.file.seek(length)
         if length == 0:
             self._write(_SCHEMA.serialize())
+        else:
+            self.schema = pa.ipc.open_stream(self.path.read_bytes()).schema  # of an older version, perhaps
 
     def close(self) -> None:
         self.file.close()
@@ -125,6 +130,8 @@ def _row(record: RoundRecord) -> dict[str, Any]:
             "groups": list(groups),
             "group_accuracy": list(groups.values()),
             "group_loss": list((metrics.group_loss or {}).values()),
+            "metrics": list(metrics.own),
+            "metric_values": list(metrics.own.values()),
         }
     return row
 
@@ -140,6 +147,7 @@ def _record(row: dict[str, Any]) -> RoundRecord:
             tuple(row["class_loss"]) if classified else None,
             dict(zip(row["groups"], row["group_accuracy"], strict=True)) if classified else None,
             dict(zip(row["groups"], row["group_loss"], strict=True)) if classified else None,
+            dict(zip(row.get("metrics") or (), row.get("metric_values") or (), strict=True)),
         )
     return RoundRecord(
         row["round"],

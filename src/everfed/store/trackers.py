@@ -50,6 +50,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
             values["test/accuracy"] = record.metrics.accuracy
         for label, value in (record.metrics.group_accuracy or {}).items():
             values[f"test/accuracy_{label.replace('=', '_')}"] = value
+        values |= {f"test/{name}": value for name, value in record.metrics.own.items()}
     return values
 
 

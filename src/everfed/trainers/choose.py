@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from everfed import registry
 from everfed.errors import EverfedWarning, InputError, lookup
 from everfed.learning.batched import Batched
 from everfed.learning.budget import budget
@@ -169,3 +170,4 @@ TRAINERS: dict[str, Callable[[Task], Trainer]] = {
     "batched": Batched,
     "one-by-one": OneByOne,
 }
+registry.table("trainer", TRAINERS, given=("task",))

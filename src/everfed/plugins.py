@@ -1,0 +1,98 @@
+"""Packages of one's own that register kinds: named in a file, on the command line, or installed.
+
+An installed package names its module in the entry point group `everfed.plugins`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from everfed.errors import EverfedWarning, InputError
+
+GROUP = "everfed.plugins"
+
+
+def load(names: Any, folders: Iterable[Path | str] = ()) -> None:
+    """Import modules that register kinds. folders: where to look for them besides the installed ones."""
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f'plugins is {names!r}; it must be a list of modules, such as ["mylab"].')
+    for name in names:
+        if name in sys.modules:
+            continue
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise InputError(f"the plugin is '{name}'; give the name of a module as import takes it, such as mylab.")
+        with _also_in(folders):
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise InputError(_why(name, error)) from error
+
+
+def load_installed() -> None:
+    """Import the plugins of installed packages, once; one that is broken is a warning."""
+    complaints = import_installed()
+    while complaints:
+        warnings.warn(complaints.pop(0), EverfedWarning, stacklevel=2)
+
+
+@cache
+def import_installed() -> list[str]:
+    """The same, with the warnings kept until somebody hears them."""
+    complaints = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.value):
+        try:
+            load([entry.module])
+        except InputError as error:
+            package = entry.dist.name if entry.dist else "a package"
+            complaints.append(f"the entry point '{entry.name}' of {package} is left out: {error}")
+    return complaints
+
+
+class Needed:
+    """Pickled before values whose classes plugins define, it loads them first where it is unpickled."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return load, (self.names, [_folder(name) for name in self.names])
+
+
+def _folder(name: str) -> str:
+    """Where a loaded module was found: a process that stands elsewhere looks there too."""
+    top = sys.modules[name.partition(".")[0]]
+    within = getattr(top, "__path__", None)
+    return str(Path(next(iter(within)) if within else str(top.__file__)).parent)
+
+
+@contextmanager
+def _also_in(folders: Iterable[Path | str]) -> Iterator[None]:
+    """Installed modules come first, and what is loaded later does not look in these folders."""
+    added = [str(folder) for folder in dict.fromkeys(map(str, folders)) if str(folder) not in sys.path]
+    sys.path += added
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for folder in added:
+            sys.path.remove(folder)
+
+
+def _why(name: str, error: Exception) -> str:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{name}.".startswith(f"{missing}."):
+        return (
+            f"plugin '{name}' not found: no module '{missing}' is installed; install it, or give --plugin {name} "
+            "in the folder where it lies."
+        )
+    said = str(error).strip().splitlines() or [""]
+    kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+    return f"plugin '{name}' cannot be imported: {kind}{said[0].rstrip('.')}."

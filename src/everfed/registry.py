@@ -1,0 +1,172 @@
+"""The kinds that experiments are made of, by word and name, built in or of a package of one's own.
+
+A word is the key of experiment files that a kind is named under. The module that defines the contract of
+a word builds the word's table here, and `register` adds a row to it from outside:
+
+    @ef.register("policy", "every-other")
+    @dataclass(frozen=True)
+    class EveryOther(IndependentPolicy): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import Field, dataclass, fields, is_dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+from everfed.errors import InputError, unknown
+
+Kind = TypeVar("Kind")
+
+# The module that builds each word's table. It is imported when something is registered under the word.
+_HOMES = {
+    "arrivals": "everfed.energy.arrivals",
+    "augment": "everfed.data.augment",
+    "client": "everfed.learning.optim",
+    "compression": "everfed.learning.compress",
+    "data": "everfed.data.datasets",
+    "fleet": "everfed.run.experiment",
+    "gradients": "everfed.learning.gradients",
+    "method": "everfed.methods",
+    "metrics": "everfed.learning.evaluate",
+    "model": "everfed.learning.models",
+    "policy": "everfed.scheduling.table",
+    "schedule": "everfed.learning.optim",
+    "server": "everfed.server",
+    "server_optimizer": "everfed.server.optimizers",
+    "split": "everfed.data.partition",
+    "trainer": "everfed.trainers.choose",
+}
+_NAME = re.compile(r"[a-z0-9]+([-.][a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class _Table:
+    rows: dict[str, Any]
+    shape: type[Any] | None
+    given: tuple[str, ...]
+
+
+_TABLES: dict[str, _Table] = {}
+_ORIGINS: dict[int, str] = {}  # id of what was registered, which its table keeps alive: the module that did it
+
+
+def table(word: str, rows: dict[str, Any], shape: type[Any] | None = None, given: tuple[str, ...] = ()) -> None:
+    """Make a dict of built-in kinds the table of a word, so that `register` adds to it.
+
+    shape: the Protocol whose members every class of the table has, or a class that its values are instances of.
+    given: what a class or function of the table is called with, besides its options.
+    """
+    _TABLES[word] = _Table(rows, shape, given)
+
+
+def kinds(word: str) -> dict[str, Any]:
+    """The table of a word."""
+    return _table(word).rows
+
+
+def register(word: str, name: str) -> Callable[[Kind], Kind]:
+    """A decorator that makes a class or function a kind of experiment files and of the command line.
+
+    word: what it is, as the key in experiment files: "policy", "server", "model", "metrics", ...
+    name: what it is called there, in small letters with dashes.
+    """
+    found = _table(word)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(f"the {word} is named {name!r}; use small letters, digits and dashes, such as 'every-other'.")
+    module = sys._getframe(1).f_globals.get("__name__")
+
+    def add(kind: Kind) -> Kind:
+        taken = found.rows.get(name)
+        if taken is not None and _identity(taken) != _identity(kind):
+            raise InputError(
+                f"the {word} '{name}' is there already, as {'.'.join(_identity(taken))}; choose another name."
+            )
+        _check(found, kind, f"the {word} '{name}'")
+        found.rows[name] = kind
+        _ORIGINS.pop(id(kind), None)
+        if isinstance(module, str) and module not in ("__main__", "__mp_main__"):  # these cannot be imported by name
+            _ORIGINS[id(kind)] = module
+        return kind
+
+    return add
+
+
+def options(kind: Any) -> tuple[Field[Any], ...]:
+    """The options of a class or value: its dataclass fields."""
+    return tuple(field for field in fields(kind) if field.init) if is_dataclass(kind) else ()
+
+
+def origins(part: Any) -> set[str]:
+    """The modules that registered the kinds which a value is made of."""
+    found = {_ORIGINS.get(id(type(part)))}
+    for field in options(part):
+        value = getattr(part, field.name)
+        word = field.metadata.get("names")  # a text that names a row of this word's table
+        for item in value if isinstance(value, tuple) else (value,):
+            if word:
+                found.add(_ORIGINS.get(id(kinds(word).get(item, item) if isinstance(item, str) else item)))
+            elif is_dataclass(item) or id(type(item)) in _ORIGINS:
+                found |= origins(item)
+    return {module for module in found if module}
+
+
+def _table(word: str) -> _Table:
+    if word not in _HOMES:
+        raise InputError(unknown("word", word, _HOMES))
+    import_module(_HOMES[word])
+    return _TABLES[word]
+
+
+def _identity(kind: Any) -> tuple[str, str]:
+    """Where a kind is defined: a module that is loaded again makes new objects of the same classes."""
+    named = kind if hasattr(kind, "__qualname__") else type(kind)
+    return str(named.__module__), str(named.__qualname__) + ("" if named is kind else f" {kind!r}")
+
+
+def _check(found: _Table, kind: Any, what: str) -> None:
+    """Refuse what does not keep its table's contract, in words that say what is missing."""
+    shape = found.shape
+    if shape is not None and not getattr(shape, "_is_protocol", False):
+        if not isinstance(kind, shape):
+            raise InputError(f"{what} is {kind!r}; it must be a {shape.__name__}.")
+        return
+    if shape is not None:
+        _check_class(kind, shape, what)
+    if not callable(kind):
+        raise InputError(f"{what} is {kind!r}; it must be a function of ({', '.join(found.given)}).")
+    try:
+        inspect.signature(kind).bind(*found.given)
+    except TypeError as error:
+        needed = f"with ({', '.join(found.given)}) alone" if found.given else "without arguments"
+        raise InputError(
+            f"{what} cannot be called {needed}: {error}; options are dataclass fields that have defaults."
+        ) from None
+
+
+def _check_class(kind: Any, shape: type[Any], what: str) -> None:
+    if not isinstance(kind, type):
+        raise InputError(f"{what} is {kind!r}; it must be a class with the members of {shape.__name__}.")
+    own = inspect.get_annotations(kind)
+    hidden = [name for name, hint in own.items() if "ClassVar" not in str(hint)]
+    if hidden and "__dataclass_fields__" not in kind.__dict__:
+        raise InputError(
+            f"{what} has '{hidden[0]}', which is no option yet: the class is no dataclass; write "
+            "@dataclass(frozen=True) above it, and @ef.register above that."
+        )
+    has = {*dir(kind), *(field.name for field in options(kind))}
+    missing = sorted(_members(shape) - has)
+    if missing:
+        raise InputError(
+            f"{what} has no {', '.join(missing)}; {shape.__module__}.{shape.__name__} says what each is for."
+        )
+
+
+def _members(shape: type[Any]) -> set[str]:
+    """The names that a Protocol asks for."""
+    named = {*vars(shape), *inspect.get_annotations(shape)}
+    return {name for name in named if not name.startswith("_")}
