@@ -74,11 +74,11 @@ class Metrics:
             "class_loss": listed(self.class_loss),
             "group_accuracy": named(self.group_accuracy),
             "group_loss": named(self.group_loss),
-            "own": named(self.own),
+            **({"own": named(self.own)} if self.own else {}),
         }
 
 
-_NAMES = [name for name in Metrics(0.0).to_dict() if name != "own"]
+_NAMES = list(Metrics(0.0).to_dict())
 
 
 def own_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
