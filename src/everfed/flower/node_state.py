@@ -7,7 +7,6 @@ cuts: written under another name, forced to the disk, then renamed.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Context
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+
+from everfed.store.checkpoint import commit
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -44,9 +45,7 @@ class Memory:
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.folder / f"{name}.unfinished"
         save_file(solid, unfinished)
-        with open(unfinished, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, self.folder / f"{name}.safetensors")
+        commit(unfinished, self.folder / f"{name}.safetensors")
 
     def drop(self, name: str) -> None:
         if self.folder is None:
