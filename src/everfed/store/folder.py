@@ -40,7 +40,7 @@ from everfed.store.run import StoredRun
 # A reader that asks whether a run is alive holds its lock for a moment; a starter waits that out, and so does
 # another reader.
 _STARTER_PATIENCE_S = 1.0
-_READER_PATIENCE_S = 0.05
+_READER_PATIENCE_S = 0.1
 _OWNER = "process "
 
 
