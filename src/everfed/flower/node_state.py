@@ -7,6 +7,7 @@ cuts: written under another name, forced to the disk, then renamed.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Context
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-
-from everfed.store.checkpoint import commit
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -45,7 +44,9 @@ class Memory:
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.folder / f"{name}.unfinished"
         save_file(solid, unfinished)
-        commit(unfinished, self.folder / f"{name}.safetensors")
+        with open(unfinished, "r+b") as file:  # Windows flushes only what may be written
+            os.fsync(file.fileno())
+        os.replace(unfinished, self.folder / f"{name}.safetensors")
 
     def drop(self, name: str) -> None:
         if self.folder is None:
