@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,17 +242,25 @@ def test_a_fleets_processes_are_found_paused_and_killed_by_the_machine_they_belo
     script = "import subprocess, sys, time; print(1, flush=True); subprocess.run([sys.executable, '-c', sys.argv[1]])"
     process = python(script, "import time; time.sleep(600)", FLWR_HOME=str(tmp_path.resolve() / "node-0"))
     fleet.processes["node-0"] = process  # type: ignore[assignment]
+
+    def stopped() -> list[bool]:
+        return [p.status() == psutil.STATUS_STOPPED for p in fleet.members("node-0")]
+
     try:
-        until = time.monotonic() + 30.0
-        while len(fleet.members("node-0")) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
-        assert {p.pid for p in fleet.members("node-0")} > {process.pid}
+        await_that(lambda: {p.pid for p in fleet.members("node-0")} > {process.pid})
         fleet.pause("node-0")
-        assert {p.status() for p in fleet.members("node-0")} == {psutil.STATUS_STOPPED}
+        await_that(lambda: stopped() == [True, True])
         fleet.resume("node-0")
-        assert psutil.STATUS_STOPPED not in {p.status() for p in fleet.members("node-0")}
+        await_that(lambda: stopped() == [False, False])
         assert fleet.members("node-1") == []
     finally:
         fleet.kill("node-0")
-    assert fleet.members("node-0") == []
+    await_that(lambda: fleet.members("node-0") == [])
     process.communicate()
+
+
+def await_that(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
