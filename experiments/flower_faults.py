@@ -14,7 +14,6 @@ import json
 import random
 import re
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -173,7 +172,7 @@ def resume(bench: Bench) -> dict[str, Any]:
         mark = len(bench.fleet.log("node-0", 10**7))
         bench.fleet.submit(FLEET, config)
         hit = bench.reaches("node-0", r"ROUND 1\].{0,200}Receiving: train", mark, 600 * bench.patience)
-        bench.fleet.signal("superlink", signal.SIGKILL)
+        bench.fleet.kill("superlink")
         at = len(read(Path(config["folder"])))
         time.sleep(2.0)
         bench.fleet.start_server()
@@ -197,7 +196,7 @@ def faults(bench: Bench) -> dict[str, Any]:
             if not bench.reaches(name, pattern, marks[name], 900 * bench.patience):
                 done.append(f"{label}: never came to it")
                 return
-            fleet.signal(name, signal.SIGKILL)
+            fleet.kill(name)
             done.append(label)
             time.sleep(back_s)
             fleet.restart_node(client)
@@ -209,10 +208,10 @@ def faults(bench: Bench) -> dict[str, Any]:
         def body() -> None:
             name = f"node-{client}"
             if bench.reaches(name, pattern, marks[name], 900 * bench.patience):
-                fleet.signal(name, signal.SIGSTOP)
+                fleet.pause(name)
                 done.append(f"client {client} is cut off")
                 time.sleep(away_s)
-                fleet.signal(name, signal.SIGCONT)
+                fleet.resume(name)
                 done.append(f"client {client} is back")
 
         threads.append(threading.Thread(target=body))
@@ -246,7 +245,7 @@ def dying(bench: Bench) -> dict[str, Any]:
     told = []
     for client in victims:
         time.sleep(chance.uniform(10.0, 30.0) * bench.patience)
-        bench.fleet.signal(f"node-{client}", signal.SIGKILL)
+        bench.fleet.kill(f"node-{client}")
         told.append((client, len(read(Path(config["folder"])))))
     state = bench.fleet.wait(run, 1500.0 * bench.patience, Path(config["folder"]) / "result.json")
     result = {"status": state["status"], "killed_after_round": told, **books(config), **as_predicted(config)}
@@ -274,10 +273,10 @@ def security(bench: Bench) -> dict[str, Any]:
             time.sleep(0.5)
         let_in = "SuperNode ID" in fleet.log(name, 10**7)  # which a node says once it is let in
         out[label] = {"let_in": let_in, "exit": process.poll()}  # None: it still tries
-        fleet.signal(name, signal.SIGKILL)
+        fleet.kill(name)
     for client, how in enumerate(("", "nan", "shape", "dtype", "", "huge", "scale", "another")):
         if how:
-            fleet.signal(f"node-{client}", signal.SIGKILL)
+            fleet.kill(f"node-{client}")
     for client, how in enumerate(("", "nan", "shape", "dtype", "", "huge", "scale", "another")):
         if how:
             fleet.restart_node(client, timeout_s=200.0, lie=how)

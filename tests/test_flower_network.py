@@ -6,7 +6,6 @@ The full set, with eight nodes and every fault, is experiments/flower_faults.py.
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 import warnings
@@ -54,13 +53,13 @@ def story(tmp_path_factory):
         }
         fleet.submit(APP, config)
         await_log(fleet, "node-0", "ROUND 1]", "Receiving: train")
-        fleet.signal("superlink", signal.SIGKILL)
+        fleet.kill("superlink")
         killed_after = len(read(folder / "run"))
         exits = {name: fleet.processes[process].poll() for name, process in outsiders.items()}
         fleet.start_server()
         number = fleet.submit(APP, config)
         await_log(fleet, "node-2", "ROUND 3]", "Sending: query")
-        fleet.signal("node-2", signal.SIGKILL)
+        fleet.kill("node-2")
         back = threading.Thread(target=fleet.restart_node, args=(2,))
         back.start()
         state = fleet.wait(number, 300.0, folder / "run" / "result.json")

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.errors import InputError
+from everfed.machine import cores
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -122,7 +123,7 @@ def words(
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
     """The threads of this process: a forked child has none of its parent's."""
-    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="everfed-random")
+    return ThreadPoolExecutor(min(4, cores()), thread_name_prefix="everfed-random")
 
 
 def below(bound: Array, seed: Array, purpose: Purpose, client: Array, index: Array) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -53,6 +54,9 @@ def root(
 def main() -> None:
     """The entry point: bad input is one sentence on standard error and exit code 2."""
     debug = "--debug" in sys.argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without the letter in a path ends no run
     try:
         app()
     except InputError as error:

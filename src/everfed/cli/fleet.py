@@ -56,7 +56,7 @@ def plan(
     seed = experiment.seeds.schedule if seed is None else seed
     steps = make_plan(fleet, experiment.policy, experiment.rounds, seed, strict_horizon=strict_horizon)
     if as_csv:
-        writer = csv.writer(sys.stdout)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["round", "client", "scale"])
         for step in steps:
             writer.writerows(

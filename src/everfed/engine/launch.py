@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 from triton.runtime._async_compile import AsyncCompileMode, FutureKernel
+
+from everfed.machine import cores
 
 Call = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 
@@ -62,7 +63,7 @@ def compiled_together(device: torch.device) -> Iterator[None]:
         _listed = None
     if INTERPRETED:  # nothing to compile
         return
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool, AsyncCompileMode(pool):
+    with ThreadPoolExecutor(min(16, cores())) as pool, AsyncCompileMode(pool):
         made = [kernel.warmup(*args, grid=grid, **meta) for kernel, grid, args, meta in calls]
     there = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
     for (kernel, *_), compiled in zip(calls, made, strict=True):

@@ -82,5 +82,5 @@ def _write_secret(path: Path, content: bytes) -> None:
     """A file that nobody else can read, from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with open(path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.write(content)

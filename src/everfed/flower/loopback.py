@@ -12,14 +12,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from everfed.flower.keys import make_certificates, make_key
 
@@ -53,13 +55,13 @@ class Loopback:
         lines = [f"[superlink.{_CONNECTION}]", f'address = "127.0.0.1:{self.port}"']
         if self.secure:
             make_certificates(self.folder / "certificates", ["127.0.0.1", "localhost"])
-            lines.append(f'root-certificates = "{self.folder}/certificates/ca.crt"')
+            lines.append(f'root-certificates = "{self.folder.as_posix()}/certificates/ca.crt"')
             for client in range(self.clients):
                 if not self.key(client).exists():
                     make_key(self.key(client))
         else:
             lines.append("insecure = true")
-        (home / "config.toml").write_text("\n".join(lines) + "\n")
+        (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,7 +136,7 @@ class Loopback:
                 if "SuperNode ID" in self.log(name, _WHOLE)[mark:]:
                     return
                 time.sleep(_POLL_S)
-            self.signal(name, signal.SIGKILL)
+            self.kill(name)
             time.sleep(3.0)
         raise LoopbackError(f"the node of client {client} did not come back.\n{self.log(name)}")
 
@@ -149,8 +151,9 @@ class Loopback:
     def flwr(self, *words: str) -> str:
         """One `flwr` command; returns what it printed."""
         done = subprocess.run(
-            [str(self.bin / "flwr"), *words], env=self._environment("home"), capture_output=True, text=True, timeout=120
-        )
+            [self._program("flwr"), *words], env=self._environment("home"), capture_output=True, encoding="utf-8",
+            timeout=120,
+        )  # fmt: skip
         if done.returncode:
             raise LoopbackError(f"flwr {' '.join(words[:2])} failed: {(done.stdout + done.stderr).strip()[-500:]}")
         return done.stdout
@@ -183,35 +186,35 @@ class Loopback:
         """A whole run of everfed's server, which ends with a file in its folder."""
         return self.wait(self.submit(app, config), timeout_s, Path(config["folder"]) / "result.json")
 
-    def members(self, name: str) -> list[int]:
+    def members(self, name: str) -> list[psutil.Process]:
         """All living processes that belong to a machine of the fleet, whoever started them.
 
         Flower starts its apps in sessions of their own, and some outlive whoever started them; what they
         have in common is their environment.
         """
-        mark, found = f"FLWR_HOME={self.folder / name}\0".encode(), []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes() + b"\0":
-                    found.append(int(path.parent.name))
-        return found
+        home = str(self.folder / name)
+        # Asked one by one: `process_iter(["environ"])` would keep and reuse what it found the last time.
+        return [process for process in psutil.process_iter() if _home(process) == home]
 
-    def signal(self, name: str, number: int) -> None:
-        """Send a signal to a machine's processes, as a power cut or a pause would hit them."""
-        for pid in self.members(name):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        if number == signal.SIGKILL:
-            self.processes[name].wait()
+    def kill(self, name: str) -> None:
+        """End a machine's processes at once, as a power cut would."""
+        self._tell(name, psutil.Process.kill)
+        self.processes[name].wait()
+
+    def pause(self, name: str) -> None:
+        """Halt a machine's processes where they are, until `resume`."""
+        self._tell(name, psutil.Process.suspend)
+
+    def resume(self, name: str) -> None:
+        self._tell(name, psutil.Process.resume)
 
     def stop(self) -> None:
         """End everything that this object started: gently, then for good."""
         names = list(self.processes)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in (pid for name in names for pid in self.members(name)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-                    os.kill(pid, number)
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for name in names:
+                self._tell(name, psutil.Process.resume)
+                self._tell(name, end)
             until = time.monotonic() + _END_S
             while time.monotonic() < until and any(self.members(name) for name in names):
                 time.sleep(0.1)
@@ -221,13 +224,22 @@ class Loopback:
 
     def log(self, name: str, last: int = 2000) -> str:
         path = self.folder / name / "log"
-        return path.read_text(errors="replace")[-last:] if path.exists() else ""
+        return path.read_text(encoding="utf-8", errors="replace")[-last:] if path.exists() else ""
+
+    def _tell(self, name: str, what: Callable[[psutil.Process], None]) -> None:
+        for process in self.members(name):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                what(process)
+
+    def _program(self, name: str) -> str:
+        """A command of this environment, with the ending that it has on Windows."""
+        return shutil.which(name, path=str(self.bin)) or str(self.bin / name)
 
     def _start(self, name: str, command: list[str]) -> None:
         (self.folder / name).mkdir(exist_ok=True)
         with open(self.folder / name / "log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(self.bin / command[0]), *command[1:]], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                [self._program(command[0]), *command[1:]], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env=self._environment(name), start_new_session=True,
             )  # fmt: skip
 
@@ -237,7 +249,8 @@ class Loopback:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",  # a device has its processor to itself; here all share one
-            "PATH": f"{self.bin}:{os.environ.get('PATH', '')}",
+            "PYTHONUTF8": "1",  # what they print is read as UTF-8
+            "PATH": f"{self.bin}{os.pathsep}{os.environ.get('PATH', '')}",
         }
         return {**os.environ, **own}
 
@@ -248,6 +261,14 @@ class Loopback:
                 return
             time.sleep(_POLL_S)
         raise LoopbackError(f"{name} does not answer on port {port}.\n{self.log(name)}")
+
+
+def _home(process: psutil.Process) -> str | None:
+    """The Flower folder that a process was started with; None for other processes, and for other people's."""
+    home: str | None = None
+    with contextlib.suppress(psutil.Error, OSError):
+        home = process.environ().get("FLWR_HOME")
+    return home
 
 
 def free_port() -> int:

@@ -108,7 +108,14 @@ class FromCommand:
 
     def rounds(self) -> float:
         try:
-            done = subprocess.run(self.command, capture_output=True, text=True, timeout=self.timeout_s, check=True)
+            done = subprocess.run(
+                self.command,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=self.timeout_s,
+                check=True,
+            )
         except (OSError, subprocess.SubprocessError) as error:
             raise MeterError(f"the command '{' '.join(self.command)}' failed: {error}") from None
         value = _parsed(done.stdout)
@@ -126,7 +133,7 @@ def _check_cost(name: str, value: float) -> None:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
 

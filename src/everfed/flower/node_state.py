@@ -44,7 +44,7 @@ class Memory:
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.folder / f"{name}.unfinished"
         save_file(solid, unfinished)
-        with open(unfinished, "rb") as file:
+        with open(unfinished, "r+b") as file:  # Windows flushes only what may be written
             os.fsync(file.fileno())
         os.replace(unfinished, self.folder / f"{name}.safetensors")
 

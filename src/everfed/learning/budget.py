@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from everfed.learning.task import Task
+from everfed.machine import free_memory
 
 # Without a budget from the user: this part of the memory that is free, and on a CPU no more than
 # CPU_CEILING, since larger chunks gain nothing there.
@@ -20,15 +21,3 @@ def budget(task: Task) -> int:
         free, _ = torch.cuda.mem_get_info(task.data.device)
         return int(free * _PART_OF_FREE)
     return min(int(free_memory() * _PART_OF_FREE), CPU_CEILING)
-
-
-def free_memory() -> int:
-    """Bytes of main memory that are available, or a guess where nobody tells."""
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 2 * CPU_CEILING

@@ -117,10 +117,12 @@ class _OnDisk:
         each = self.dtype.itemsize * int(np.prod(self.shape))
         if rows * each == 0:
             return
+        self.values = self.values[:0].copy()  # Windows lets no file grow that is mapped
         try:
             self.file.truncate(rows * each)  # what is added reads as zeros
             # Reserved now: a mapping that meets a full disk at a write would end the process without a word.
-            os.posix_fallocate(self.file.fileno(), 0, rows * each)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.file.fileno(), 0, rows * each)
         except OSError as error:
             raise InputError(
                 f"there is no room on disk for {rows * each / 1e9:.3g} GB of clients' rows in "

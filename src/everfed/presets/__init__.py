@@ -12,7 +12,7 @@ from everfed.run import config
 def texts() -> dict[str, str]:
     """The TOML text of every preset, by name."""
     files = sorted(resources.files(__name__).iterdir(), key=lambda f: f.name)
-    return {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
+    return {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in files if f.name.endswith(".toml")}
 
 
 def about(text: str) -> str:

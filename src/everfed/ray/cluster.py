@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from everfed.errors import ClusterError, InputError, MissingExtraError
+from everfed.machine import cores
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
 # A worker that asks for no GPU shall see none; Ray asks for this to be said.
@@ -67,8 +68,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> Iterator[
     with _own_folder() if address is None else nullcontext("") as folder:
         try:
             if address is None:
-                cores = cpus or len(os.sched_getaffinity(0))
-                ray.init("local", num_cpus=cores, include_dashboard=False, _temp_dir=folder, **_QUIET)
+                ray.init("local", num_cpus=cpus or cores(), include_dashboard=False, _temp_dir=folder, **_QUIET)
             else:
                 _join(address)
             yield _described()
@@ -80,7 +80,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> Iterator[
 def _own_folder() -> Iterator[str]:
     """Where a Ray of our own keeps its sockets and logs; removed with it."""
     base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="everfed-", dir=base if len(base) <= _LONGEST_TMP else "/tmp")
+    folder = tempfile.mkdtemp(prefix="everfed-", dir=base if len(base) <= _LONGEST_TMP or os.name == "nt" else "/tmp")
     try:
         yield folder
     finally:

@@ -222,7 +222,7 @@ def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     trusted: whether a plugin that it names may lie beside it, or in the current folder.
     """
     try:
-        raw = _in_todays_words(parse(path.read_text(), str(path)))
+        raw = _in_todays_words(parse(path.read_text(encoding="utf-8"), str(path)))
     except FileNotFoundError:
         raise InputError(f"there is no experiment file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -372,7 +372,8 @@ def _toml(value: Any) -> str:
         return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # numbers, true/false and quoted texts are alike in both
+    # But for infinity and one control character, numbers, true/false and quoted texts are alike in JSON.
+    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:

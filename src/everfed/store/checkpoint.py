@@ -72,9 +72,11 @@ def read_notes(path: Path) -> dict[str, str]:
 
 def commit(unfinished: Path, target: Path) -> None:
     """Force a finished file to the disk, then give it its name."""
-    with open(unfinished, "rb") as file:
+    with open(unfinished, "r+b") as file:  # Windows flushes only what may be written
         os.fsync(file.fileno())
     os.replace(unfinished, target)
+    if os.name == "nt":  # which has no way to flush a folder
+        return
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -57,18 +57,20 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     """The source's git commit, with a mark if it was changed; None for an installed package."""
-    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
-        changed = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, timeout=10)
+        return _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=10).stdout.strip()
 
 
 def _cpu() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:

@@ -12,16 +12,17 @@ result.json                  when it has ended: state and final metrics
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import platform
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import lock_descriptor
 from safetensors.torch import load_file
 
 from everfed.energy.fleet import Fleet
@@ -36,8 +37,11 @@ from everfed.store.fleet_file import load_fleet, save_fleet
 from everfed.store.records import read_records
 from everfed.store.run import StoredRun
 
-# A reader that asks whether a run is alive holds its lock for a moment; a starter waits that out.
-_LOCK_PATIENCE_S = 1.0
+# A reader that asks whether a run is alive holds its lock for a moment; a starter waits that out, and so does
+# another reader.
+_STARTER_PATIENCE_S = 1.0
+_READER_PATIENCE_S = 0.1
+_OWNER = "process "
 
 
 class StoreError(RuntimeError):
@@ -49,7 +53,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lock: IO[str] | None = None
+        self.lock: IO[bytes] | None = None
 
     def hold(self, experiment: Experiment) -> Experiment:
         """Create the folder or take it up again; refuse if it is another experiment's, or in use.
@@ -178,7 +182,7 @@ def _write_experiment(folder: Path, experiment: Experiment) -> None:
             raise InputError(f"the trace {path} has changed since the run was described; describe it again.")
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / place, content)
-        return str(place)
+        return place.as_posix()
 
     if isinstance(experiment.fleet, Fleet) and CycleFleet.of(experiment.fleet) is None:
         save_fleet(experiment.fleet, folder)
@@ -218,14 +222,13 @@ def _check_traces(folder: Path, stored: Experiment, now: Experiment) -> None:
 
 def is_running(folder: Path) -> bool:
     """Whether a live process holds the folder."""
+    lock = folder / "lock"
     try:
-        with open(folder / "lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+        # Opened to be written where that is allowed: network disks lock no other file.
+        with open(lock, "r+b" if os.access(lock, os.W_OK) else "rb") as file:
+            return not _locked(file, _READER_PATIENCE_S)
+    except OSError:  # there is no lock, or the disk knows of none
         return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def disk_error(path: Path, error: OSError) -> StoreError:
@@ -246,31 +249,35 @@ def _params(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _lock(folder: Path) -> IO[str]:
-    """An advisory lock that the system drops when the process ends, however it ends."""
-    file = open(folder / "lock", "a+")  # noqa: SIM115 - held for the length of a run
-    until = time.monotonic() + _LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > until:
-                file.seek(0)
-                owner = file.read().strip() or "another process"
-                file.close()
-                raise StoreError(
-                    f"the run folder '{folder}' is in use by {owner}; wait for it to end, or choose another folder."
-                ) from None
-            time.sleep(0.05)
+def _lock(folder: Path) -> IO[bytes]:
+    """The open file, which the system locks for as long as it is open and the process lives."""
+    file = open(folder / "lock", "a+b")  # noqa: SIM115 - held for the length of a run
+    if not _locked(file, _STARTER_PATIENCE_S):
+        with file:
+            file.seek(len(_OWNER))  # Windows lets nobody else read the first byte
+            owner = file.read().decode(errors="replace").strip()
+        raise StoreError(
+            f"the run folder '{folder}' is in use by {_OWNER + owner if owner else 'another process'}; "
+            "wait for it to end, or choose another folder."
+        )
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+    file.write(f"{_OWNER}{os.getpid()} on {platform.node()}".encode())
     file.flush()
     return file
 
 
+def _locked(file: IO[bytes], patience_s: float) -> bool:
+    """Lock an open file until it is closed; False if somebody else holds it all the while."""
+    until = time.monotonic() + patience_s
+    while not lock_descriptor(file.fileno(), blocking=False):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def _read_json(path: Path, default: Any) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         return default

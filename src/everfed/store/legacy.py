@@ -43,7 +43,11 @@ def _group(old: Mapping[str, Any]) -> dict[str, Any]:
 def check_resumable(folder: Path, stored: Experiment) -> None:
     """Refuse to go on with a run whose fleet this version would build otherwise."""
     done = (folder / "result.json").exists()
-    if not done and isinstance(stored.fleet, DeviceFleet) and is_old(config.read(folder / "experiment.toml")):
+    if (
+        not done
+        and isinstance(stored.fleet, DeviceFleet)
+        and is_old(config.read(folder / "experiment.toml", trusted=False))
+    ):
         raise InputError(
             f"the run in '{folder}' was begun by an older version, which placed the energy of devices at other times; "
             "choose another folder, and begin again."

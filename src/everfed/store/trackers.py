@@ -95,7 +95,7 @@ class MLflow:
         from os import environ
 
         folder.mkdir(parents=True, exist_ok=True)
-        address = environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        address = environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
         self.client: Any = mlflow.MlflowClient(tracking_uri=address)
         self.metric: Any = mlflow.entities.Metric
         self.run_id = self._run(experiment, folder / "mlflow-run")
@@ -103,13 +103,13 @@ class MLflow:
     def _run(self, experiment: Experiment, remembered: Path) -> str:
         """The run of this folder: the one from before, or a new one with the settings as its parameters."""
         if remembered.exists():
-            return remembered.read_text()
+            return remembered.read_text(encoding="utf-8")
         found = self.client.get_experiment_by_name("everfed")
         group = found.experiment_id if found else self.client.create_experiment("everfed")
         run_id: str = self.client.create_run(group, run_name=remembered.parent.name).info.run_id
         for key, value in config.flat(config.to_dict(experiment)).items():
             self.client.log_param(run_id, key, value)
-        remembered.write_text(run_id)
+        remembered.write_text(run_id, encoding="utf-8")
         return run_id
 
     def record(self, record: RoundRecord) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from everfed.errors import EverfedWarning, InputError
+from everfed.machine import cores
 from everfed.methods import as_method
 from everfed.run import config, live
 from everfed.run.experiment import Experiment, Seeds, kind_of
@@ -202,7 +203,7 @@ class _Here:
         stop: Callable[[], bool],
     ) -> None:
         on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
-        workers = min(self.jobs or (1 if on_gpu else len(os.sched_getaffinity(0))), len(runs))
+        workers = min(self.jobs or (1 if on_gpu else cores()), len(runs))
         if workers > 1:
             _in_processes(runs, workers, options, on_progress, stop)
             return
@@ -250,7 +251,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     inbox: Any = context.Queue()
     stopping = context.Event()
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, cores() // workers)
     with ProcessPoolExecutor(
         workers, mp_context=context, initializer=_start_worker, initargs=(inbox, stopping, threads)
     ) as pool:
