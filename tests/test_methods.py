@@ -53,7 +53,7 @@ class TestAsMethod:
         ("what", "words"),
         [
             ("algoritm1", "unknown method 'algoritm1'. Did you mean 'algorithm1'?"),
-            (3, "the method is 3; it must be a name such as 'algorithm1', a Method, or a policy such as Greedy()."),
+            (3, "the method is 3; it must be a name such as 'algorithm1', a Method or a policy such as Greedy()."),
             (ef.Greedy, "that is a class: give a policy, such as Greedy()."),
             (Bare(), "it has a step, but is no policy: derive its class from everfed.Policy."),
             (ef.Sum(), "it must be a name such as 'algorithm1'"),
@@ -74,6 +74,20 @@ class TestAsMethod:
             ef.InputError, match=r"server rule is Sum\(\), and the method 'Algorithm 1, truncated' has its own"
         ):
             ef.audit(FLEET, what, 4, 2, server=ef.Sum())
+
+    @pytest.mark.parametrize(
+        ("policy", "words"),
+        [
+            (Bare(), "derive its class from everfed.Policy"),
+            (ef.Greedy, "give a policy, such as Greedy()"),
+            ("greedy", "the policy is 'greedy'; it must be a policy such as Greedy()."),
+        ],
+        ids=str,
+    )
+    def test_a_method_without_a_policy_is_refused(self, policy, words):
+        with pytest.raises(ef.InputError) as refused:
+            ef.Method(policy, ef.Sum())
+        assert words in str(refused.value)
 
     def test_a_title_says_what_it_is_made_of(self):
         assert ef.Method(RoundRobin()).title == "RoundRobin"

@@ -38,6 +38,8 @@ class Method:
     about: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.policy, Policy):
+            raise _refused("policy", self.policy, "it must be a policy such as Greedy().")
         if not self.title:
             parts = [self.policy, *([] if self.server == Sum() else [self.server])]
             object.__setattr__(self, "title", " + ".join(map(_shown, parts)))
@@ -58,7 +60,7 @@ def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> 
     elif isinstance(what, Method):
         method = what
     else:
-        raise InputError(f"the method is {what!r}; {_instead_of(what)}")
+        raise _refused("method", what, "it must be a name such as 'algorithm1', a Method or a policy such as Greedy().")
     if server is not None and server != method.server:
         raise InputError(
             f"the server rule is {server}, and the method '{method.title}' has its own, {method.server}; leave one "
@@ -67,13 +69,13 @@ def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> 
     return method
 
 
-def _instead_of(what: Any) -> str:
-    """What would be right in place of something that is no method."""
+def _refused(kind: str, what: Any, right: str) -> InputError:
+    """right: what would be, where nothing better can be said of this."""
     if isinstance(what, type) and issubclass(what, Policy):
-        return f"that is a class: give a policy, such as {what.__name__}()."
-    if hasattr(what, "step"):
-        return "it has a step, but is no policy: derive its class from everfed.Policy."
-    return "it must be a name such as 'algorithm1', a Method, or a policy such as Greedy()."
+        right = f"that is a class: give a policy, such as {what.__name__}()."
+    elif hasattr(what, "step"):
+        right = "it has a step, but is no policy: derive its class from everfed.Policy."
+    return InputError(f"the {kind} is {what!r}; {right}")
 
 
 def _shown(part: Any) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.fleet import Fleet, Group
 from everfed.scheduling.plan import Schedule
-from everfed.server import ServerRule
+from everfed.server import ServerRule, Weighting
 
 # Numbers (rounds x clients) up to which single rounds of single clients are followed; beyond it, groups alone are.
 _MOST_FOLLOWED = 1 << 22
@@ -129,7 +127,7 @@ class Tally:
         p = self.shares[group.clients]
         return p / p.sum() if p.sum() > 0 else np.full(len(p), 1.0 / len(p))
 
-    def _reweighed(self, weigher: Any, round: int, join: Bools, scale: Floats) -> Floats:
+    def _reweighed(self, weigher: Weighting, round: int, join: Bools, scale: Floats) -> Floats:
         """The server's factors in place of the scales, as an array like `join`."""
         rows = np.flatnonzero(join)
         factors = np.zeros(join.shape)

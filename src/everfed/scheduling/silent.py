@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.battery import TOLERANCE, Battery, Storage
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning, some
+from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy, Policy
 
 # Clients times rounds that are worth a look ahead; a run of more is judged when it has ended.
@@ -30,21 +30,11 @@ _LOST = "they could have paid for a round, but got none in time, or lost what th
 _CHANCE = "chance gave them no round"
 
 
-class Steps(Protocol):
-    """A schedule that has not begun."""
-
-    fleet: Fleet
-    policy: Policy
-
-    def step(self, round: int) -> tuple[Bools, Floats]:
-        """Who joins this round, and the scale each would use."""
-        ...
-
-
-def warn_of_silent(schedule: Steps, rounds: int, seed: int, consequence: str = "") -> bool:
+def warn_of_silent(schedule: Schedule, rounds: int, seed: int, consequence: str = "") -> bool:
     """Warn of clients that will never train; False: too large a run to look ahead. consequence: said as well.
 
-    Who trains depends on energy and chance alone, so the schedule is stepped until everybody has trained once.
+    Who trains depends on energy and chance alone, so the schedule, which must not have begun, is stepped until
+    everybody has trained once.
     """
     silent = np.ones(len(schedule.fleet), np.bool_)
     seen_ahead = min(schedule.policy.foresight, int(schedule.fleet.cycles().max()))  # by the policy itself
