@@ -17,13 +17,13 @@ from everfed.energy.arrivals import Lump
 from everfed.learning import Batched, Constant
 from everfed.learning.optim import Schedule
 from everfed.run.experiment import CycleFleet
-from everfed.scheduling.policies import Clients, Decision, IndependentPolicy, State, View
+from everfed.scheduling.policies import Clients, Decision, Policy, State, View
 from everfed.server.rules import ClientScales, PlainRule, Weighting
 
 
 @ef.register("policy", "every-other")
 @dataclass(frozen=True)
-class EveryOther(IndependentPolicy):
+class EveryOther(Policy):
     """Trains in rounds of one parity, if there is energy."""
 
     parity: int = 0

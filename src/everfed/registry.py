@@ -5,7 +5,7 @@ a word builds the word's table here, and `register` adds a row to it from outsid
 
     @ef.register("policy", "every-other")
     @dataclass(frozen=True)
-    class EveryOther(IndependentPolicy): ...
+    class EveryOther(Policy): ...
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import some
 from everfed.report.distinct import Distinct
 from everfed.report.lines import FleetKey, Line, fleet_key
+from everfed.run.live import Live
 from everfed.scheduling.silent import never_trained
 from everfed.store.run import StoredRun
 
@@ -50,6 +51,10 @@ def silence(run: StoredRun, fleet: Fleet | None = None) -> str:
     silent = np.ones(len(fleet), np.bool_)
     for record in run.rounds:
         silent[record.participants] = False
+    if isinstance(run.experiment.policy, Live):  # who was silent is known, but not why
+        return (
+            f"{silent.sum()} of {len(fleet)} clients never train in {len(run.rounds)} rounds." if silent.any() else ""
+        )
     return never_trained(fleet, run.experiment.policy, silent, len(run.rounds), run.experiment.seeds.schedule)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ import numpy.typing as npt
 
 from everfed.arrays import Floats, Ints
 from everfed.energy.fleet import Fleet
+from everfed.run.history import RoundRecord
+from everfed.run.live import Live
 from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Decision, Policy, State, View
 from everfed.store.run import StoredRun
 
 MOST_CLIENTS = 400  # rows of pixels that a screen can show
@@ -81,12 +85,26 @@ def _base64(array: npt.NDArray[np.uint8]) -> str:
     return base64.b64encode(array.tobytes()).decode("ascii")
 
 
+@dataclass(frozen=True)
+class _AsRecorded(Policy):
+    """In the place of a policy that only the run's own process had: who took part is in the records."""
+
+    rounds: tuple[RoundRecord, ...]
+
+    def step(self, state: State, view: View) -> Decision:
+        join = np.zeros(view.affords.shape, np.bool_)
+        join[self.rounds[view.round].participants] = True
+        return Decision(join, np.ones(len(join)), state)
+
+
 def batteries(run: StoredRun, fleet: Fleet, clients: Sequence[int]) -> dict[str, Any]:
     """Levels of these clients, recomputed: after the round's harvest, and after its decision."""
     which = np.asarray(clients)
     longest = int(fleet.cycles()[which].max())
     rounds = min(len(run.rounds), max(120, 6 * longest), MOST_ROUNDS)
-    schedule = Schedule(fleet, run.experiment.policy, run.experiment.seeds.schedule)
+    known = run.experiment.policy
+    policy = _AsRecorded(tuple(run.rounds)) if isinstance(known, Live) else known
+    schedule = Schedule(fleet, policy, run.experiment.seeds.schedule)
     harvested, left = [], []
     for r in range(rounds):
         schedule.arrive(r)

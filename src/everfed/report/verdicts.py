@@ -11,6 +11,7 @@ from everfed.errors import EverfedWarning
 from everfed.methods import Method
 from everfed.report.lines import Line, fleet_key
 from everfed.report.raster import sample
+from everfed.run.live import Live
 
 _MOST_ROUNDS, _SEEDS, MOST_CLIENTS = 1000, 20, 2000
 
@@ -26,11 +27,14 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
         if key not in known:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
-            method = Method(experiment.policy, experiment.server)
             part = fleet.part(clients) if len(clients) < len(fleet) else fleet
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it
-                verdict = audit(part, method, rounds, _SEEDS).verdict
+            live = [p.name for p in (experiment.policy, experiment.server) if isinstance(p, Live)]
+            if live:
+                verdict = f"not audited: '{live[0]}' is no registered kind, and the run folder holds only its name."
+            else:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it
+                    verdict = audit(part, Method(experiment.policy, experiment.server), rounds, _SEEDS).verdict
             known[key] = {
                 "verdict": verdict,
                 "rounds": rounds,

@@ -27,7 +27,7 @@ import torch
 
 from everfed.errors import EverfedWarning, InputError
 from everfed.machine import cores
-from everfed.methods import as_method
+from everfed.methods import METHODS, as_method
 from everfed.run import config, live
 from everfed.run.experiment import Experiment, Seeds, kind_of
 from everfed.run.setup import resolve_device
@@ -106,7 +106,10 @@ def _set(content: dict[str, Any], key: str, value: Any) -> Any:
         method = as_method(value)
         config.change(content, "policy", config.to_dict(method.policy))
         config.change(content, "server", config.to_dict(method.server))
-        return method.title
+        named = (
+            name for name, known in METHODS.items() if (known.policy, known.server) == (method.policy, method.server)
+        )
+        return next(named, method.title)
     if value is None or isinstance(value, bool | int | float | str | list | dict):
         config.change(content, key, value)
         return value
