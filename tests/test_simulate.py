@@ -425,7 +425,7 @@ def test_records_are_numbered_timed_and_serialisable(paper_runs):
 
 @pytest.mark.parametrize(
     ("rounds", "eval_every", "where"),
-    [(7, 3, [2, 5, 6]), (6, 3, [2, 5]), (5, 100, [4]), (3, 1, [0, 1, 2]), (40, None, list(range(1, 40, 2)))],
+    [(7, 3, [2, 5, 6]), (6, 3, [2, 5]), (5, 100, [4]), (3, 1, [0, 1, 2]), (40, 0, list(range(1, 40, 2)))],
 )
 def test_metrics_are_there_where_asked_for_and_in_the_last_round(rounds, eval_every, where, digits, fleet):
     kwargs = settings(rounds=rounds, eval_every=eval_every, local_steps=1, batch_size=1)
@@ -627,8 +627,8 @@ BAD_SETTINGS = [
     ({"seed": -1}, ("seed is -1", "from 0 to 2**64 - 1")),
     ({"seed": 2**64}, ("seed is 18446744073709551616",)),
     ({"seed": 0.5}, ("seed is 0.5", "whole number")),
-    ({"eval_every": 0}, ("eval_every is 0", "at least 1")),
-    ({"eval_every": -5}, ("eval_every is -5",)),
+    ({"eval_every": None}, ("eval_every is None", "at least 0")),
+    ({"eval_every": -5}, ("eval_every is -5", "at least 0")),
     ({"memory_budget": 0}, ("memory_budget is 0", "at least 1")),
     ({"method": "algoritm1"}, ("unknown method 'algoritm1'", "Did you mean 'algorithm1'?")),
     ({"method": "benchmark"}, ("unknown method 'benchmark'", "Valid: algorithm1", "wait-for-all")),
