@@ -28,7 +28,7 @@ LAYERS = [
     {"methods"},
     {"theory"},
     {"run"},
-    {"testbed"},
+    {"testbed", "api"},
     {"presets", "store"},
     {"studies"},
     {"report"},

@@ -432,7 +432,7 @@ def test_the_module_and_torchs_settings_are_left_alone(digits):
             return self.inner(x)
 
     seen = [
-        ef.start(Counting, digits, FLEET, rounds=1, trainer="one-by-one", check_trainer=check).module.seen
+        ef.start(Counting, digits, FLEET, rounds=1, trainer="one-by-one", check_trainer=check).setup.module.seen
         for check in (True, False)
     ]
     assert torch.equal(*seen)
@@ -519,7 +519,7 @@ def test_a_device_pays_for_it_once(tmp_path, wrong):
     from everfed.flower.node_state import Memory
 
     memory = Memory(None, tmp_path)
-    first, second = (LocalTraining(SMALL, 1, memory=memory).run.trainer.check for _ in range(2))
+    first, second = (LocalTraining(SMALL, 1, memory=memory).trainer.check for _ in range(2))
     assert first.clients == (1,)
     assert first.difference < 1e-5
     assert second is None
@@ -527,4 +527,4 @@ def test_a_device_pays_for_it_once(tmp_path, wrong):
     for _ in range(2):
         with pytest.warns(ef.EverfedWarning, match="on this device, the trainer 'batched' trains other updates"):
             local = LocalTraining(SMALL, 1, memory=Memory(None, tmp_path / "other"))
-        assert type(local.run.trainer) is OneByOne
+        assert type(local.trainer) is OneByOne

@@ -291,7 +291,7 @@ def test_a_linear_model_learns_synthetic_data(fleet):
 def test_synthetic_data_run_from_an_experiment_file():
     experiment = config.from_dict({"data": "synthetic", "rounds": 2, "fleet": {"kind": "cycles", "clients": 12}})
     run = ef.start(experiment)
-    assert isinstance(run.data, OnDemand)
+    assert isinstance(run.setup.data, OnDemand)
     assert len(list(run)) == 2
 
 

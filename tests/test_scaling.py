@@ -123,7 +123,7 @@ def test_a_large_convolution_with_state_on_disk_is_batched_on_a_cpu():
     names = []
     for place, keep in (("device", True), ("disk", True), ("disk", False)):
         settings = {"state_place": place, "keep_state": keep, "device": "cpu", "batch_size": 10}
-        names.append(type(ef.start(model, data, fleet, rounds=1, **settings).trainer).__name__)
+        names.append(type(ef.start(model, data, fleet, rounds=1, **settings).source.trainer).__name__)
     assert names == ["OneByOne", "Batched", "OneByOne"]
 
 
