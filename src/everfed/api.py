@@ -21,7 +21,7 @@ def start(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    method: str | Method = "algorithm1",
+    method: str | Method | None = None,
     *,
     on_divergence: str = "stop",
     memory_budget: int | None = None,
@@ -39,7 +39,7 @@ def simulate(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    method: str | Method = "algorithm1",
+    method: str | Method | None = None,
     **settings: Any,
 ) -> History:
     """Run a whole simulation and return its history.
@@ -49,7 +49,7 @@ def simulate(
     data: from `load(...).partition(...)` or `from_arrays(...)`, a list of (x, y), one per client, or
         `OnDemand(...)` for samples that are read when they are needed.
     fleet: from `Fleet.from_cycles(...)`, or a description such as `CycleFleet(...)`.
-    method: a name of `METHODS`, or a Method of your own.
+    method: a name of `METHODS`, or a Method of your own; None: algorithm1.
     settings: any field of `Experiment`, with its default: rounds, local_steps, batch_size, client, gradients,
         compression, server_optimizer, keep_state, state_place, eval_every, seed, init_seed, batch_seed,
         schedule_seed, device, trainer, check_trainer, precision, loss; and, of this run alone,
@@ -76,13 +76,16 @@ def _experiment(
     model: ModelPart | Experiment,
     data: DataPart | None,
     fleet: FleetSpec | Fleet | None,
-    method: str | Method,
+    method: str | Method | None,
     settings: dict[str, Any],
 ) -> Experiment:
     if isinstance(model, Experiment):
-        if data is not None or fleet is not None or settings:
-            raise InputError("an Experiment holds its data, fleet and settings; change it with dataclasses.replace.")
+        if data is not None or fleet is not None or method is not None or settings:
+            raise InputError(
+                "an Experiment holds its data, fleet, method and settings; change it with dataclasses.replace, or its "
+                "method with with_method."
+            )
         return model
     if data is None or fleet is None:
         raise InputError("give a model, data and a fleet, or an Experiment.")
-    return Experiment.of(model, data, fleet, method, **settings)
+    return Experiment.of(model, data, fleet, "algorithm1" if method is None else method, **settings)
