@@ -243,11 +243,11 @@ def test_group_labels_are_exact_for_small_groups_and_sampled_for_large_ones(data
 
 
 def test_kernels_give_their_place_to_the_batched_trainer_and_say_why(data, fleet):
-    run = ef.start("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="batched")
+    run = ef.start("mlp", demanded(Arrays.of(data), data), fleet, client=ef.Adam(1e-3), rounds=2, trainer="batched")
     with pytest.raises(CannotTrainError, match="on demand"):
         choose._fast(run.source.trainer.task)
     with pytest.raises(ef.InputError, match="loaded on demand"):
-        ef.start("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="kernels")
+        ef.start("mlp", demanded(Arrays.of(data), data), fleet, client=ef.Adam(1e-3), rounds=2, trainer="kernels")
 
 
 # -- synthetic data --------------------------------------------------------------------------------
