@@ -264,7 +264,7 @@ All numbers: [theory.json](theory.json).
 
 ## The bound
 
-`everfed.Simulation` with SGD at the theorem's step 2/(μ(γ+t)), {seeds} seeds, minibatches of one
+`everfed.start` with SGD at the theorem's step 2/(μ(γ+t)), {seeds} seeds, minibatches of one
 sample (a large noise, so that the rate it sets shows within the run; the digits have the strong L2 term of the table
 for the same reason). Every method is held against a bound that is
 [proven for it](../theory.md#what-is-proven-for-which-method); windows against both of theirs: `windows` at the step of

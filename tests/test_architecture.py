@@ -28,7 +28,7 @@ LAYERS = [
     {"auditing", "planning"},
     {"theory"},
     {"run"},
-    {"testbed"},
+    {"testbed", "api"},
     {"presets", "store"},
     {"studies"},
     {"report"},

@@ -270,8 +270,8 @@ def test_a_trainer_that_is_wrong_gives_its_place_to_the_next(trouble, wrong):
 def test_a_trainer_that_is_wrong_and_was_asked_for_stops_the_run(trouble, wrong, digits):
     wrong(trouble)
     with pytest.raises(ef.InputError, match=r"trainer='batched' was asked for, but it .*check_trainer=False"):
-        ef.start("mlp", digits, FLEET, trainer="batched", rounds=2)
-    run = ef.start("mlp", digits, FLEET, trainer="batched", rounds=2, check_trainer=False)
+        ef.start("mlp", digits, FLEET, trainer="batched", client=ef.Adam(1e-3), rounds=2)
+    run = ef.start("mlp", digits, FLEET, trainer="batched", client=ef.Adam(1e-3), rounds=2, check_trainer=False)
     assert type(run.source.trainer) is Wrong
     assert run.source.trainer.check is None
 
@@ -320,7 +320,9 @@ def test_what_the_plain_way_cannot_do_is_said_and_not_judged(digits):
             raise TypeError("there is only one of me")
 
     with pytest.warns(ef.EverfedWarning, match="not compared with plain autograd: it failed .there is only one of me"):
-        run = ef.start(lambda: nn.Sequential(nn.Flatten(), Single(64, 10)), digits, FLEET, rounds=1)
+        run = ef.start(
+            lambda: nn.Sequential(nn.Flatten(), Single(64, 10)), digits, FLEET, client=ef.Adam(1e-3), rounds=1
+        )
     assert run.source.trainer.check.difference is None
     assert len(list(run)) == 1
 
@@ -360,7 +362,9 @@ def test_data_on_demand_are_compared_and_read_no_more_afterwards(digits):
     from everfed.data import Arrays
 
     data = ef.OnDemand(Arrays.of(digits), classes=10)
-    runs = [ef.start("mlp", data, FLEET, check_trainer=check, rounds=3) for check in (True, False)]
+    runs = [
+        ef.start("mlp", data, FLEET, check_trainer=check, client=ef.Adam(1e-3), rounds=3) for check in (True, False)
+    ]
     assert runs[0].source.trainer.check.difference < 1e-5
     assert torch.equal(runs[0].source.trainer.task.data.x, runs[1].source.trainer.task.data.x)
     for one, other in zip(*runs, strict=True):
@@ -395,23 +399,23 @@ class Drawing(nn.Module):
 def test_a_model_that_cannot_be_batched_is_trained_one_by_one(model, check, digits):
     torch.manual_seed(3)
     with pytest.warns(ef.EverfedWarning, match="the trainer 'batched' fails .* taking 'one-by-one' instead"):
-        run = ef.start(model, digits, FLEET, rounds=2, check_trainer=check)
+        run = ef.start(model, digits, FLEET, client=ef.Adam(1e-3), rounds=2, check_trainer=check)
     drawn = torch.rand(1)
     assert type(run.source.trainer) is OneByOne
     assert "this model cannot be batched" in run.source.trainer.explain()[0]
     torch.manual_seed(3)
-    asked = ef.start(model, digits, FLEET, rounds=2, trainer="one-by-one", check_trainer=False)
+    asked = ef.start(model, digits, FLEET, client=ef.Adam(1e-3), rounds=2, trainer="one-by-one", check_trainer=False)
     assert torch.equal(drawn, torch.rand(1))  # the trial leaves no trace
     if model is Branching:
         assert [r.train_loss for r in run] == [r.train_loss for r in asked]
     with pytest.raises(ef.InputError, match=r"^this model cannot be batched over clients"):
-        list(ef.start(model, digits, FLEET, rounds=1, trainer="batched", check_trainer=check))
+        list(ef.start(model, digits, FLEET, client=ef.Adam(1e-3), rounds=1, trainer="batched", check_trainer=check))
 
 
 def test_random_numbers_go_on_where_they_were(digits):
     def drawn(check):
         torch.manual_seed(3), np.random.seed(3), random.seed(3)  # noqa: NPY002
-        ef.start(dropping, digits, FLEET, rounds=1, check_trainer=check)
+        ef.start(dropping, digits, FLEET, client=ef.Adam(1e-3), rounds=1, check_trainer=check)
         return torch.rand(1).item(), np.random.rand(), random.random()  # noqa: NPY002
 
     assert drawn(True) == drawn(False)
@@ -432,7 +436,9 @@ def test_the_module_and_torchs_settings_are_left_alone(digits):
             return self.inner(x)
 
     seen = [
-        ef.start(Counting, digits, FLEET, rounds=1, trainer="one-by-one", check_trainer=check).module.seen
+        ef.start(
+            Counting, digits, FLEET, client=ef.Adam(1e-3), rounds=1, trainer="one-by-one", check_trainer=check
+        ).setup.module.seen
         for check in (True, False)
     ]
     assert torch.equal(*seen)
@@ -441,7 +447,7 @@ def test_the_module_and_torchs_settings_are_left_alone(digits):
 def test_warnings_are_said_once(digits):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ef.start("mlp", digits, FLEET, rounds=1, batch_size=2000, eval_every=1)
+        ef.start("mlp", digits, FLEET, client=ef.Adam(1e-3), rounds=1, batch_size=2000, eval_every=1)
     assert len({str(w.message) for w in said}) == len(said)
 
 
@@ -519,7 +525,7 @@ def test_a_device_pays_for_it_once(tmp_path, wrong):
     from everfed.flower.node_state import Memory
 
     memory = Memory(None, tmp_path)
-    first, second = (LocalTraining(SMALL, 1, memory=memory).run.trainer.check for _ in range(2))
+    first, second = (LocalTraining(SMALL, 1, memory=memory).trainer.check for _ in range(2))
     assert first.clients == (1,)
     assert first.difference < 1e-5
     assert second is None
@@ -527,4 +533,4 @@ def test_a_device_pays_for_it_once(tmp_path, wrong):
     for _ in range(2):
         with pytest.warns(ef.EverfedWarning, match="on this device, the trainer 'batched' trains other updates"):
             local = LocalTraining(SMALL, 1, memory=Memory(None, tmp_path / "other"))
-        assert type(local.run.trainer) is OneByOne
+        assert type(local.trainer) is OneByOne

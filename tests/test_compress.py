@@ -93,8 +93,8 @@ def test_noise_and_size_of_eight_bits_in_buckets_of_512():
 
 def test_each_client_gets_its_own_bits():
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(3))
-    results = [PlainTrained(np.array([2, 0, 1]), x.clone(), torch.zeros(3))]
-    (read,) = compress_all(results, AdaptiveQsgd(), np.array([2, 8, FULL]), round=0, seed=0)
+    results = PlainTrained(np.array([2, 0, 1]), x.clone(), torch.zeros(3))
+    read = compress_all(results, AdaptiveQsgd(), np.array([2, 8, FULL]), round=0, seed=0)
     assert torch.equal(read.deltas[0], x[0])  # client 2 sends all of it
     coarse, fine = read.deltas[1], read.deltas[2]  # client 0 with 2 bits, client 1 with 8
     assert len(coarse.abs().unique()) <= 2
@@ -166,7 +166,7 @@ def test_a_run_with_eight_bits_learns_and_repeats_itself():
     data = ef.load("digits").partition(clients=4, how="iid", seed=0)
     kwargs = {"rounds": 40, "client": ef.SGD(0.2), "compression": Qsgd(bits=8), "eval_every": 40}
     one, again = (ef.simulate("mlp", data, fleet, **kwargs) for _ in range(2))
-    whole = ef.simulate("mlp", data, fleet, **{**kwargs, "compression": None})
+    whole = ef.simulate("mlp", data, fleet, **{**kwargs, "compression": Whole()})
     assert all(torch.equal(one.params[name], again.params[name]) for name in one.params)
     assert not all(torch.equal(one.params[name], whole.params[name]) for name in one.params)
     assert one.final.accuracy > whole.final.accuracy - 0.05 > 0.75

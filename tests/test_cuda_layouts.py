@@ -133,7 +133,15 @@ def test_random_numbers_on_the_gpu_go_on_where_they_were():
 
     def drawn(check):
         torch.cuda.manual_seed(3)
-        ef.start(cnn(), data, ef.Fleet.from_cycles([1, 2, 2]), rounds=1, device="cuda", check_trainer=check)
+        ef.start(
+            cnn(),
+            data,
+            ef.Fleet.from_cycles([1, 2, 2]),
+            client=ef.Adam(1e-3),
+            rounds=1,
+            device="cuda",
+            check_trainer=check,
+        )
         return torch.rand(4, device="cuda").tolist()
 
     assert drawn(True) == drawn(False)

@@ -103,8 +103,10 @@ WRONG = {
         lambda: ef.from_arrays([(x, y)], test=(x, y.astype(float))), "labels of different types"),
     "one-hot labels": (lambda: ef.from_arrays([(x, np.eye(2, dtype=int)[y])]), "not one-hot rows"),
     "a list as a fleet": (lambda: ef.simulate("mlp", [(x, y)] * 2, [1, 1], **SETTINGS), "Fleet.from_cycles"),
-    "an optimiser by name": (
-        lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client="sgd"), "such as SGD"),
+    "an optimiser by a wrong name": (
+        lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client="sdg"), "Did you mean 'sgd'"),
+    "a rate as an optimiser": (
+        lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client=0.1), "such as SGD"),
     "no model": (lambda: ef.simulate(None, [(x, y)] * 2, FLEET, **SETTINGS), "give a module"),
     "half an evaluation": (lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, eval_every=2.5, **SETTINGS), "eval_every"),
     "a fraction of a byte": (
@@ -117,6 +119,14 @@ def test_mistakes_are_told_before_any_training(mistake):
     make, told = WRONG[mistake]
     with pytest.raises(InputError, match=told):
         make()
+
+
+def test_a_part_by_name_is_the_value_with_its_defaults():
+    named = ef.Experiment(client="adam", server_optimizer="momentum", model="logistic", policy="greedy")
+    assert named.client == ef.OPTIMIZERS["adam"]()
+    assert named.server_optimizer == ef.ServerMomentum()
+    assert named.model == ef.MODELS["logistic"]()
+    assert named.policy == ef.Greedy()
 
 
 def test_a_torch_device_is_as_good_as_its_name():

@@ -131,12 +131,12 @@ class TestEveryRule:
 
     def test_the_kernels_give_way_to_it_with_a_reason(self, rule):
         with pytest.raises(CannotTrainError, match=f"no room for {type(rule).__name__}"):
-            choose._fast(simulation((rule,)).trainer.task)
+            choose._fast(simulation((rule,)).source.trainer.task)
 
 
 def test_the_kernels_give_way_to_scaffold():
     with pytest.raises(CannotTrainError, match="no room for Clip, Scaffold"):
-        choose._fast(simulation((ef.Clip(),), ef.SERVER_RULES["scaffold"]()).trainer.task)
+        choose._fast(simulation((ef.Clip(),), ef.SERVER_RULES["scaffold"]()).source.trainer.task)
 
 
 def test_no_rules_change_nothing():

@@ -738,6 +738,6 @@ def test_bad_optimizers_are_refused(make, message):
 )
 def test_auto_takes_the_trainer_that_is_faster_on_a_cpu(model, shape, trainer, words):
     data = ef.from_arrays([(np.zeros((4, *shape), np.float32), [0, 1, 2, 9])])
-    run = ef.start(model, data, ef.Fleet.from_cycles([1]), rounds=1, batch_size=10, device="cpu")
+    run = ef.start(model, data, ef.Fleet.from_cycles([1]), client=ef.Adam(1e-3), rounds=1, batch_size=10, device="cpu")
     assert type(run.source.trainer).__name__ == trainer
     assert words in run.source.trainer.explain()[0]

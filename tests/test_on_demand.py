@@ -243,11 +243,11 @@ def test_group_labels_are_exact_for_small_groups_and_sampled_for_large_ones(data
 
 
 def test_kernels_give_their_place_to_the_batched_trainer_and_say_why(data, fleet):
-    run = ef.start("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="batched")
+    run = ef.start("mlp", demanded(Arrays.of(data), data), fleet, client=ef.Adam(1e-3), rounds=2, trainer="batched")
     with pytest.raises(CannotTrainError, match="on demand"):
         choose._fast(run.source.trainer.task)
     with pytest.raises(ef.InputError, match="loaded on demand"):
-        ef.start("mlp", demanded(Arrays.of(data), data), fleet, rounds=2, trainer="kernels")
+        ef.start("mlp", demanded(Arrays.of(data), data), fleet, client=ef.Adam(1e-3), rounds=2, trainer="kernels")
 
 
 # -- synthetic data --------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_linear_model_learns_synthetic_data(fleet):
 def test_synthetic_data_run_from_an_experiment_file():
     experiment = config.from_dict({"data": "synthetic", "rounds": 2, "fleet": {"kind": "cycles", "clients": 12}})
     run = ef.start(experiment)
-    assert isinstance(run.data, OnDemand)
+    assert isinstance(run.setup.data, OnDemand)
     assert len(list(run)) == 2
 
 

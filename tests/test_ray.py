@@ -225,14 +225,14 @@ def test_a_gpu_is_used_where_there_is_one():
 
 @pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
 def test_state_comes_apart_and_together_again(trainer):
-    run = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
+    run = start(replace(SMALL, client=Adam(0.01), trainer=trainer))
     empty = run.source.trainer.state_dict()
     assert split_clients(empty) == {}
     next(iter(run))  # the first round: not everybody has trained yet
     whole = run.source.trainer.state_dict()
     kept = split_clients(whole)
     assert len(kept) < 12
-    other = replace(SMALL, client=Adam(0.01), trainer=trainer).simulation()
+    other = start(replace(SMALL, client=Adam(0.01), trainer=trainer))
     other.source.trainer.load_state_dict(merge_clients(kept, empty))
     again = split_clients(other.source.trainer.state_dict())
     assert again.keys() == kept.keys()

@@ -108,10 +108,12 @@ def test_a_disk_without_room_is_an_error_in_words():
 def test_state_on_disk_needs_the_batched_trainer(digits):
     data, fleet = digits
     with pytest.raises(ef.InputError, match="'one-by-one' keeps the clients' state in memory"):
-        ef.start("mlp", data, fleet, rounds=2, trainer="one-by-one", state_place="disk")
+        ef.start("mlp", data, fleet, client=ef.Adam(1e-3), rounds=2, trainer="one-by-one", state_place="disk")
     with pytest.raises(ef.InputError, match="state_place is 'tape'"):
-        ef.start("mlp", data, fleet, rounds=2, state_place="tape")
-    run = ef.start("mlp", data, fleet, rounds=2, trainer="batched", state_place="disk", device="cpu")
+        ef.start("mlp", data, fleet, client=ef.Adam(1e-3), rounds=2, state_place="tape")
+    run = ef.start(
+        "mlp", data, fleet, client=ef.Adam(1e-3), rounds=2, trainer="batched", state_place="disk", device="cpu"
+    )
     with pytest.raises(CannotTrainError, match="on disk"):
         choose._fast(run.source.trainer.task)
 
@@ -123,7 +125,9 @@ def test_a_large_convolution_with_state_on_disk_is_batched_on_a_cpu():
     names = []
     for place, keep in (("device", True), ("disk", True), ("disk", False)):
         settings = {"state_place": place, "keep_state": keep, "device": "cpu", "batch_size": 10}
-        names.append(type(ef.start(model, data, fleet, rounds=1, **settings).trainer).__name__)
+        names.append(
+            type(ef.start(model, data, fleet, client=ef.Adam(1e-3), rounds=1, **settings).source.trainer).__name__
+        )
     assert names == ["OneByOne", "Batched", "OneByOne"]
 
 

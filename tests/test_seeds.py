@@ -37,7 +37,7 @@ def parts(experiment):
     places = task.data._within(torch.arange(8), 0, 2, 5, task.seed)  # within a client's own samples
     steps = [(step.clients.tolist(), step.energy.to_dict()) for step in run.source.schedule.rounds(0, 20)]
     return {
-        "split": [run.data.samples_of(client).tolist() for client in range(8)],
+        "split": [run.setup.data.samples_of(client).tolist() for client in range(8)],
         "init": run.server.params.tolist(),
         "batch": (places.tolist(), run.experiment.seeds.batch),
         "schedule": steps,

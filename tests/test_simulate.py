@@ -425,7 +425,7 @@ def test_records_are_numbered_timed_and_serialisable(paper_runs):
 
 @pytest.mark.parametrize(
     ("rounds", "eval_every", "where"),
-    [(7, 3, [2, 5, 6]), (6, 3, [2, 5]), (5, 100, [4]), (3, 1, [0, 1, 2]), (40, None, list(range(1, 40, 2)))],
+    [(7, 3, [2, 5, 6]), (6, 3, [2, 5]), (5, 100, [4]), (3, 1, [0, 1, 2]), (40, 0, list(range(1, 40, 2)))],
 )
 def test_metrics_are_there_where_asked_for_and_in_the_last_round(rounds, eval_every, where, digits, fleet):
     kwargs = settings(rounds=rounds, eval_every=eval_every, local_steps=1, batch_size=1)
@@ -627,8 +627,11 @@ BAD_SETTINGS = [
     ({"seed": -1}, ("seed is -1", "from 0 to 2**64 - 1")),
     ({"seed": 2**64}, ("seed is 18446744073709551616",)),
     ({"seed": 0.5}, ("seed is 0.5", "whole number")),
-    ({"eval_every": 0}, ("eval_every is 0", "at least 1")),
-    ({"eval_every": -5}, ("eval_every is -5",)),
+    ({"eval_every": None}, ("eval_every is None", "at least 0")),
+    ({"eval_every": -5}, ("eval_every is -5", "at least 0")),
+    ({"compression": None}, ("compression is None", "Qsgd(8)")),
+    ({"client": 0.1}, ("client is 0.1", "SGD(0.1)")),
+    ({"client_optimizer": ef.SGD(0.1)}, ("unknown setting 'client_optimizer'",)),
     ({"memory_budget": 0}, ("memory_budget is 0", "at least 1")),
     ({"method": "algoritm1"}, ("unknown method 'algoritm1'", "Did you mean 'algorithm1'?")),
     ({"method": "benchmark"}, ("unknown method 'benchmark'", "Valid: algorithm1", "wait-for-all")),
@@ -643,6 +646,20 @@ BAD_SETTINGS = [
 def test_bad_settings_are_refused(change, message, digits, fleet):
     with refused(*message):  # before anything runs
         ef.start(**{"model": "logistic", "data": digits, "fleet": fleet, **settings(**change)})
+
+
+@pytest.mark.parametrize("more", [{"method": "greedy"}, {"rounds": 3}, {"fleet": ef.Fleet.from_cycles([1])}], ids=str)
+def test_an_experiment_comes_alone(more):
+    with refused("an Experiment holds", "with_method"):
+        ef.start(ef.Experiment(device="cpu"), **more)
+
+
+def test_an_experiment_and_its_parts_are_the_same_run(digits, fleet):
+    parts = settings(rounds=5)
+    history = ef.simulate(ef.Experiment.of("mlp", digits, fleet, "greedy", **parts))
+    again = ef.simulate("mlp", digits, fleet, "greedy", **parts)
+    assert same_params(history.params, again.params)
+    assert plain(history) == plain(again)
 
 
 def test_data_and_fleet_of_different_sizes_are_refused(digits):

@@ -28,7 +28,7 @@ def start(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    method: str | Method | Policy = "algorithm1",
+    method: str | Method | Policy | None = None,
     *,
     on_divergence: str = "stop",
     memory_budget: int | None = None,
@@ -46,7 +46,7 @@ def simulate(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    method: str | Method | Policy = "algorithm1",
+    method: str | Method | Policy | None = None,
     *,
     out: str | Path | None = None,
     on_divergence: str = "stop",
@@ -150,13 +150,16 @@ def _experiment(
     model: ModelPart | Experiment,
     data: DataPart | None,
     fleet: FleetSpec | Fleet | None,
-    method: str | Method | Policy,
+    method: str | Method | Policy | None,
     settings: dict[str, Any],
 ) -> Experiment:
     if isinstance(model, Experiment):
-        if data is not None or fleet is not None or settings:
-            raise InputError("an Experiment holds its data, fleet and settings; change it with dataclasses.replace.")
+        if data is not None or fleet is not None or method is not None or settings:
+            raise InputError(
+                "an Experiment holds its data, fleet, method and settings; change it with dataclasses.replace, or its "
+                "method with with_method."
+            )
         return model
     if data is None or fleet is None:
         raise InputError("give a model, data and a fleet, or an Experiment.")
-    return Experiment.of(model, data, fleet, method, **settings)
+    return Experiment.of(model, data, fleet, "algorithm1" if method is None else method, **settings)

@@ -52,9 +52,8 @@ def silence(run: StoredRun, fleet: Fleet | None = None) -> str:
     for record in run.rounds:
         silent[record.participants] = False
     if isinstance(run.experiment.policy, Live):  # who was silent is known, but not why
-        return (
-            f"{silent.sum()} of {len(fleet)} clients never train in {len(run.rounds)} rounds." if silent.any() else ""
-        )
+        count = int(silent.sum())
+        return f"{count} of {len(fleet)} clients never train in {len(run.rounds)} rounds." if count else ""
     return never_trained(fleet, run.experiment.policy, silent, len(run.rounds), run.experiment.seeds.schedule)
 
 

@@ -234,6 +234,8 @@ class Experiment:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
         if not hasattr(self.client, "as_torch") and not isinstance(self.client, Live):
             raise InputError(f"client is {self.client!r}; it must be a value such as SGD(0.1).")
+        if not hasattr(self.compression, "compress"):
+            raise InputError(f"compression is {self.compression!r}; it must be a value such as Qsgd(8).")
         check_place(self.state_place, "state_place", "the clients' optimiser state is")
         check_seed(self.seed)
         for name in ("split_seed", "init_seed", "batch_seed", "schedule_seed"):

@@ -77,7 +77,7 @@ class _Scaffold(Aggregator):
 
     @property
     def gradients(self) -> tuple[GradientRule, ...]:
-        return (_Correction(self),)
+        return (_ScaffoldCorrection(self),)
 
     def explain(self) -> list[str]:
         return [self.own.explain("the mean gradient")]
@@ -104,7 +104,7 @@ class _Scaffold(Aggregator):
         self.mean = state["mean"].clone().to(self.setting.device)
 
 
-class _Correction:
+class _ScaffoldCorrection:
     """The clients' gradient rule: what the server keeps is added to every local gradient."""
 
     def __init__(self, kept: _Scaffold) -> None:
