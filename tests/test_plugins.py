@@ -130,8 +130,10 @@ def test_sweeps_in_processes_compare_and_audit(here, tmp_path):
                     "--grid", "policy=every-other,greedy", "--out", "swept").json()  # fmt: skip
     assert set(sweep["methods"]) == {"every-other", "greedy"}
     assert sweep["own_settings"] == {}
-    compared = command(place, "compare", "--plugin", "mylab", "--methods", "mine,greedy", "--seeds", "1", "--jobs", "1", "--rounds",
-                       "4", "--clients", "4", "--device", "cpu", "--json", "--out", "compared").json()  # fmt: skip
+    few = ["--seeds", "1", "--jobs", "1", "--rounds", "4", "--clients", "4", "--device", "cpu"]
+    compared = command(
+        place, "compare", "--plugin", "mylab", "--methods", "mine,greedy", *few, "--json", "--out", "compared"
+    ).json()
     assert set(compared["methods"]) == {"mine", "greedy"}
     (plain,) = (place / "compared").rglob("greedy*/experiment.toml")
     assert "plugins" not in plain.read_text()  # its parts are all built in

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from everfed.errors import DivergenceError, EverfedWarning, InputError
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.scheduling import Thrifty
-from everfed.store import StoreError, open_run, stored_rounds
+from everfed.store import StoreError, open_run, records, stored_rounds
 from everfed.store.checkpoint import checkpoints, load_checkpoints, save_checkpoint
 from everfed.store.records import RecordsFile, read_records
 
@@ -397,3 +398,20 @@ def test_an_option_that_had_another_name_is_read_and_resumed(tmp_path):
 def test_a_file_of_a_later_version_is_refused(tmp_path):
     with pytest.raises(InputError, match="format is 3, and this version of everfed reads formats up to 2"):
         config.from_dict({"format": 3})
+
+
+def test_records_of_a_version_without_metrics_of_ones_own_are_read_and_added_to(tmp_path, monkeypatch):
+    first, second = list(Experiment(rounds=2, eval_every=1, device="cpu", fleet=CycleFleet(clients=4)).simulation())
+    path = tmp_path / "records.arrow"
+    with monkeypatch.context() as older:
+        older.setattr(records, "_SCHEMA", pa.schema(list(records._SCHEMA)[:-2]))
+        file = RecordsFile(path)
+        file.truncate(0)
+        file.append([first])
+        length = file.sync()
+        file.close()
+    file = RecordsFile(path)
+    file.truncate(length)
+    file.append([second])
+    file.close()
+    assert [record.metrics for record in read_records(path)] == [first.metrics, second.metrics]

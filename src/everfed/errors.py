@@ -7,10 +7,7 @@ command line prints that sentence and exits with 2; the library raises it as a V
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -31,18 +28,6 @@ class ClusterError(RuntimeError):
 
 class EverfedWarning(UserWarning):
     """Something legal but worth knowing, such as a horizon that no cycle divides."""
-
-
-def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
-    """`table[name]`, or an error that names the nearest valid name and lists the others."""
-    if isinstance(name, str):
-        if name not in table:
-            from everfed import plugins  # which raises the errors of this module
-
-            plugins.load_installed()
-        if name in table:
-            return table[name]
-    raise InputError(unknown(kind, name, table))
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:

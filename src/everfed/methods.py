@@ -6,7 +6,8 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from everfed import registry
-from everfed.errors import InputError, lookup
+from everfed.errors import InputError
+from everfed.registry import lookup
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll

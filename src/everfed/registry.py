@@ -13,14 +13,16 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
+from everfed import plugins
 from everfed.errors import InputError, unknown
 
 Kind = TypeVar("Kind")
+T = TypeVar("T")
 
 # The module that builds each word's table. It is imported when something is registered under the word.
 _HOMES = {
@@ -94,6 +96,16 @@ def register(word: str, name: str) -> Callable[[Kind], Kind]:
         return kind
 
     return add
+
+
+def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
+    """`table[name]`, or an error that names the nearest valid name and lists the others."""
+    if isinstance(name, str):
+        if name not in table:
+            plugins.load_installed()
+        if name in table:
+            return table[name]
+    raise InputError(unknown(kind, name, table))
 
 
 def options(kind: Any) -> tuple[Field[Any], ...]:

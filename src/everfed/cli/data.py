@@ -11,7 +11,8 @@ from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.data import DATASETS
 from everfed.data.fetch import cache_folder
-from everfed.errors import InputError, lookup
+from everfed.errors import InputError
+from everfed.registry import lookup
 
 data_app = typer.Typer(help="Data sets: fetch them once, and see where they lie.", no_args_is_help=True)
 

@@ -18,10 +18,11 @@ import typer
 from everfed import plugins, presets
 from everfed.data import DATASETS, SPLITS
 from everfed.energy import ARRIVALS
-from everfed.errors import InputError, lookup, unknown
+from everfed.errors import InputError, unknown
 from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES
 from everfed.learning.precision import PRECISIONS
 from everfed.methods import METHODS
+from everfed.registry import lookup
 from everfed.run import config
 from everfed.store.trackers import TRACKERS
 from everfed.studies.sweep import COMPARED as _COMPARED

@@ -15,8 +15,9 @@ from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, Split, arrange
 from everfed.data.plain import labels, samples
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, lookup, unknown
+from everfed.errors import InputError, unknown
 from everfed.random import Purpose, check_seed, permutation
+from everfed.registry import lookup
 
 
 class CentralDataset(ABC):

@@ -11,8 +11,9 @@ from everfed import registry
 from everfed.data.dataset import CentralDataset, Dataset
 from everfed.data.images import Cifar10, FashionMnist, Mnist
 from everfed.data.on_demand_synthetic import Synthetic
-from everfed.errors import MissingExtraError, lookup
+from everfed.errors import MissingExtraError
 from everfed.random import Purpose, permutation
+from everfed.registry import lookup
 
 
 def load(name: str) -> Dataset:

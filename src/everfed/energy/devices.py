@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from everfed.errors import InputError, lookup
+from everfed.errors import InputError
+from everfed.registry import lookup
 
 
 def _check(name: str, value: float) -> None:

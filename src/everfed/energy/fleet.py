@@ -11,7 +11,8 @@ import numpy as np
 from everfed.arrays import Floats, Ints
 from everfed.energy.arrivals import ARRIVALS, Arrivals
 from everfed.energy.battery import IDEAL, Storage
-from everfed.errors import InputError, lookup, some
+from everfed.errors import InputError, some
+from everfed.registry import lookup
 
 # Philox gives a client 32 bits of its counter, and rounds and windows another 32.
 MAX_CYCLE = 2**31 - 1

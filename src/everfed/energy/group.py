@@ -14,7 +14,8 @@ from everfed.arrays import Floats
 from everfed.energy import devices
 from everfed.energy.solar import SITES, month_and_day, site_power
 from everfed.energy.trace import Series, per_round_repeated, read_content, read_trace
-from everfed.errors import EverfedWarning, InputError, lookup, unknown
+from everfed.errors import EverfedWarning, InputError, unknown
+from everfed.registry import lookup
 
 DAY_S = 86_400.0
 DEFAULT_PANEL_WP = 10.0

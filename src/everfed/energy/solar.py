@@ -26,7 +26,8 @@ import numpy as np
 
 from everfed.arrays import Bools, Floats
 from everfed.energy.trace import Series
-from everfed.errors import InputError, MissingExtraError, lookup
+from everfed.errors import InputError, MissingExtraError
+from everfed.registry import lookup
 
 HOUR_S, DAY_S, HOURS = 3600.0, 86400.0, 8760
 TYPICAL_START_S = datetime(2001, 1, 1, tzinfo=UTC).timestamp()  # any year without a 29 February serves

@@ -18,10 +18,11 @@ from everfed.arrays import Floats
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, lookup, unknown
+from everfed.errors import InputError, unknown
 from everfed.learning.layout import Layout
 from everfed.learning.precision import autocast
 from everfed.learning.task import Loss, own_tensor
+from everfed.registry import lookup
 
 # Test samples per forward pass: bounds the memory of an evaluation.
 _BATCH = 2048

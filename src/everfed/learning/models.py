@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from everfed import registry
-from everfed.errors import InputError, lookup
+from everfed.errors import InputError
+from everfed.registry import lookup
 
 
 class Model(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from everfed.errors import lookup
+from everfed.registry import lookup
 from everfed.run import config
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from everfed import plugins, registry
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, lookup, unknown
+from everfed.errors import InputError, unknown
 from everfed.methods import METHODS
+from everfed.registry import lookup
 from everfed.run import live
 from everfed.run.experiment import TABLES, CycleFleet, Experiment, choices, kind_of
 

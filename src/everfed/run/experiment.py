@@ -27,7 +27,7 @@ from everfed.energy.arrivals import ARRIVALS
 from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet, Encoding
 from everfed.energy.random_arrivals import Markov
-from everfed.errors import InputError, lookup, unknown
+from everfed.errors import InputError, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
 from everfed.learning.evaluate import Metric, own_metrics
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
@@ -38,6 +38,7 @@ from everfed.learning.rows import PLACES, check_place
 from everfed.learning.task import Loss
 from everfed.methods import METHODS, Method, as_method
 from everfed.random import check_seed
+from everfed.registry import lookup
 from everfed.run.live import Live, fingerprint
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from everfed.errors import MissingExtraError, lookup
+from everfed.errors import MissingExtraError
+from everfed.registry import lookup
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from everfed.errors import InputError, lookup
+from everfed.errors import InputError
 from everfed.methods import METHODS
+from everfed.registry import lookup
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.stats import finite, summarize

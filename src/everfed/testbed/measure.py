@@ -10,9 +10,10 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, lookup
+from everfed.errors import InputError
 from everfed.learning.optim import SGD, InverseTime
 from everfed.methods import METHODS
+from everfed.registry import lookup
 from everfed.run.experiment import Experiment
 from everfed.run.start import start
 from everfed.testbed.problem import Problem

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from everfed import registry
-from everfed.errors import EverfedWarning, InputError, lookup
+from everfed.errors import EverfedWarning, InputError
 from everfed.learning.batched import Batched
 from everfed.learning.budget import budget
 from everfed.learning.check import CannotTrainError, Check
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.one_by_one import OneByOne
 from everfed.learning.task import Task, Trainer
+from everfed.registry import lookup
 from everfed.trainers.compare import compare, fails
 
 # On a CPU, convolutions with weights of their own for every client run at half the speed of
