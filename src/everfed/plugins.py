@@ -63,14 +63,14 @@ class Needed:
         self.names = names
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        return load, (self.names, [_folder(name) for name in self.names])
+        return load, (self.names, [folder for name in self.names for folder in _found_in(name)])
 
 
-def _folder(name: str) -> str:
-    """Where a loaded module was found: a process that stands elsewhere looks there too."""
-    top = sys.modules[name.partition(".")[0]]
-    within = getattr(top, "__path__", None)
-    return str(Path(next(iter(within)) if within else str(top.__file__)).parent)
+def _found_in(name: str) -> list[str]:
+    """Where a loaded module lies: a process that stands elsewhere looks there too."""
+    top = sys.modules.get(name.partition(".")[0])
+    file = getattr(top, "__file__", None)
+    return [str(Path(place).parent) for place in getattr(top, "__path__", [file] if file else [])]
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def register(word: str, name: str) -> Callable[[Kind], Kind]:
     found = _table(word)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"the {word} is named {name!r}; use small letters, digits and dashes, such as 'every-other'.")
-    module = sys._getframe(1).f_globals.get("__name__")
+    module = sys._getframe(1).f_globals.get("__name__", "")
 
     def add(kind: Kind) -> Kind:
         taken = found.rows.get(name)
@@ -91,7 +91,7 @@ def register(word: str, name: str) -> Callable[[Kind], Kind]:
         _check(found, kind, f"the {word} '{name}'")
         found.rows[name] = kind
         _ORIGINS.pop(id(kind), None)
-        if isinstance(module, str) and module not in ("__main__", "__mp_main__"):  # these cannot be imported by name
+        if module in sys.modules and module not in ("__main__", "__mp_main__"):  # else nobody can import it by name
             _ORIGINS[id(kind)] = module
         return kind
 

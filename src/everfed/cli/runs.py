@@ -41,42 +41,43 @@ def runs(
     if json:
         copies = [[str(path) for path in paths] for paths in known.copies]
         rows = [{**_headline(run), "copies": also} for run, also in zip(found, copies, strict=True)]
-        screen.json(rows + [{"run": str(one.path), "state": "unreadable", "reason": one.reason} for one in unreadable])
+        screen.json(rows + [{**_headline(one), "copies": []} for one in unreadable])
         return
-    count = len(found) + len(unreadable)
-    out = Table(title=f"{count} run{'s' * (count != 1)}", title_justify="left")
+    lines = [*map(_headline, found), *map(_headline, unreadable)]
+    out = Table(title=f"{len(lines)} run{'s' * (len(lines) != 1)}", title_justify="left")
     for column in ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent"):
         out.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
-    for run in found:
-        line = _headline(run)
+    for line in lines:
         out.add_row(
             line["run"],
             line["state"],
-            f"{line['rounds_done']}/{line['rounds']}",
+            "-" if line["rounds"] is None else f"{line['rounds_done']}/{line['rounds']}",
             _percent(line["accuracy"]),
             _percent(line["worst_group_accuracy"]),
             "-" if line["spent"] is None else f"{line['spent']:,.0f}",
         )
-    for one in unreadable:
-        out.add_row(str(one.path), "unreadable", *["-"] * 4)
     screen.out.print(out)
     _tell_unreadable(screen, unreadable)
 
 
-def _headline(run: StoredRun) -> dict[str, Any]:
-    final = run.final
-    return {
-        "run": str(run.path),
+def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
+    """One row; what is not known of a run is None."""
+    names = "run method seed state reason rounds_done rounds accuracy worst_group_accuracy metrics spent"
+    row: dict[str, Any] = {**dict.fromkeys(names.split()), "run": str(run.path)}
+    if isinstance(run, Unreadable):
+        return row | {"state": "unreadable", "reason": run.reason}
+    row |= {
         "method": run.experiment.method,
         "seed": run.experiment.seed,
         "state": run.state,
         "rounds_done": len(run.rounds),
         "rounds": run.experiment.rounds,
-        "accuracy": final.accuracy if final else None,
-        "worst_group_accuracy": final.worst_group_accuracy if final else None,
-        "metrics": final.own if final else {},
         "spent": run.energy.spent if run.rounds else None,
     }
+    if run.final:
+        final = run.final.to_dict()
+        row |= {name: final[name] for name in ("accuracy", "worst_group_accuracy")} | {"metrics": final["own"]}
+    return row
 
 
 def make_report(
