@@ -52,6 +52,11 @@ class _Table:
     shape: type[Any] | None
     given: tuple[str, ...]
 
+    @property
+    def of_classes(self) -> bool:
+        """Whether its rows are classes of the shape: those of a Protocol or of an abstract base; otherwise values."""
+        return inspect.isabstract(self.shape) or getattr(self.shape, "_is_protocol", False)
+
 
 _TABLES: dict[str, _Table] = {}
 _ORIGINS: dict[int, str] = {}  # id of what was registered, which its table keeps alive: the module that did it
@@ -143,7 +148,7 @@ def _identity(kind: Any) -> tuple[str, str]:
 def _check(found: _Table, kind: Any, what: str) -> None:
     """Refuse what does not keep its table's contract, in words that say what is missing."""
     shape = found.shape
-    if shape is not None and not getattr(shape, "_is_protocol", False):
+    if shape is not None and not found.of_classes:
         if not isinstance(kind, shape):
             raise InputError(f"{what} is {kind!r}; it must be a {shape.__name__}.")
         return
@@ -170,8 +175,11 @@ def _check_class(kind: Any, shape: type[Any], what: str) -> None:
             f"{what} has '{hidden[0]}', which is no option yet: the class is no dataclass; write "
             "@dataclass(frozen=True) above it, and @ef.register above that."
         )
+    abstract = inspect.isabstract(shape)
+    if abstract and not issubclass(kind, shape):
+        raise InputError(f"{what} is {kind!r}; it must derive from {shape.__module__}.{shape.__name__}.")
     has = {*dir(kind), *(field.name for field in options(kind))}
-    missing = sorted(_members(shape) - has)
+    missing = sorted(getattr(kind, "__abstractmethods__", ()) if abstract else _members(shape) - has)
     if missing:
         raise InputError(
             f"{what} has no {', '.join(missing)}; {shape.__module__}.{shape.__name__} says what each is for."

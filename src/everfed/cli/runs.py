@@ -76,7 +76,7 @@ def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
     }
     if run.final:
         final = run.final.to_dict()
-        row |= {name: final[name] for name in ("accuracy", "worst_group_accuracy")} | {"metrics": final["own"]}
+        row |= {name: final[name] for name in ("accuracy", "worst_group_accuracy")} | {"metrics": final.get("own")}
     return row
 
 
