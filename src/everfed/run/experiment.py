@@ -345,6 +345,8 @@ def _take_part(experiment: Experiment, name: str) -> None:
         taken = lookup(registry.kinds(name), value, name.replace("_", " "))()
     elif name == "data" and isinstance(value, list | tuple):
         taken = from_arrays(value)
+    elif name in ("metrics", "plugins") and isinstance(value, list):
+        taken = tuple(value)
     elif isinstance(value, np.integer | np.floating):
         taken = value.item()
     elif name == "fleet" and not isinstance(value, Fleet | Live) and not hasattr(value, "build"):
