@@ -515,11 +515,11 @@ def test_workers_of_a_cluster_check_their_own_and_the_driver_tells(wrong):
 
 def test_a_device_pays_for_it_once(tmp_path, wrong):
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from everfed.flower.local import LocalTraining
     from everfed.flower.node_state import Memory
+    from everfed.flower.training import LocalTraining
 
     memory = Memory(None, tmp_path)
-    first, second = (LocalTraining(SMALL, 1, memory=memory).run.trainer.check for _ in range(2))
+    first, second = (LocalTraining(SMALL, 1, memory=memory).trainer.check for _ in range(2))
     assert first.clients == (1,)
     assert first.difference < 1e-5
     assert second is None
@@ -527,4 +527,4 @@ def test_a_device_pays_for_it_once(tmp_path, wrong):
     for _ in range(2):
         with pytest.warns(ef.EverfedWarning, match="on this device, the trainer 'batched' trains other updates"):
             local = LocalTraining(SMALL, 1, memory=Memory(None, tmp_path / "other"))
-        assert type(local.run.trainer) is OneByOne
+        assert type(local.trainer) is OneByOne
