@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import psutil
 
-from everfed.flower.keys import make_certificates, make_key
+from everfed.flower.identity import make_certificates, make_key
 
 _CONNECTION = "fleet"
 _POLL_S = 0.5
