@@ -33,7 +33,7 @@ _ASK_S = 30.0  # asking Flower takes a process and two seconds of it
 
 
 class LoopbackError(RuntimeError):
-    """A process did not do what it should; the message shows the end of its log."""
+    """A process failed or did not answer in time; the message shows the end of its log."""
 
 
 class Loopback:
