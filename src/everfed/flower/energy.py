@@ -275,13 +275,9 @@ class FromCommand:
     def rounds(self) -> float:
         try:
             done = subprocess.run(
-                self.command,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
+                self.command, capture_output=True, encoding="utf-8", errors="replace", check=True,
                 timeout=self.timeout_s,
-                check=True,
-            )
+            )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
             raise MeterError(f"the command '{' '.join(self.command)}' failed: {error}") from None
         value = _parsed(done.stdout)

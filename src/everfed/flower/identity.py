@@ -16,15 +16,9 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_ssh_public_key,
-)  # fmt: skip
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 from flwr.serverapp import Grid
 
@@ -84,7 +78,7 @@ class Roster:
 def read_key(path: Path) -> bytes:
     """A public key as Flower's server tells it to a ServerApp."""
     try:
-        key = load_ssh_public_key(path.read_bytes())
+        key = serialization.load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"'{path}' is not a public key in OpenSSH's format: {error}.") from None
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -20,26 +20,10 @@ from everfed.arrays import Bools, Floats
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
+from everfed.flower import wire
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
-from everfed.flower.wire import (
-    ARRAYS,
-    CONFIG,
-    QUERY,
-    RECORD,
-    TRAIN,
-    Answer,
-    Ask,
-    RefusedError,
-    Shapes,
-    Update,
-    Vector,
-    as_record,
-    check_answer,
-    failure,
-    read_update,
-    send_and_collect,
-)  # fmt: skip
+from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
 from everfed.learning.task import PlainTrained, Trained
 from everfed.scheduling.plan import PlanStep
 from everfed.scheduling.policies import Clients, Energy, Policy
@@ -129,19 +113,28 @@ class RoundServer:
         self.energy: dict[int, Books] = {}
         self.heard: set[int] = set()  # in this round
         self.back_to = 0
-        self.begun = False
+        self.has_asked = False
+        self.not_before: float | None = None  # when the next round may begin; None: none has begun yet
 
-    def wait(self, grid: Grid) -> None:
-        """Until the whole fleet is connected, or its time is up."""
-        until = time.monotonic() + self.limits.wait_s
-        while (connected := len(self.roster.reachable(grid))) < len(self.fleet) and time.monotonic() < until:
-            time.sleep(0.5)
-        log.info("%d of %d clients are connected", connected, len(self.fleet))
+    def await_round(self, grid: Grid, round: int) -> None:
+        """Wait until a round may begin: the first one for the fleet to connect, the others for the clock."""
+        now = time.monotonic
+        if self.not_before is None:
+            self.ledger.rewind(round)
+            until = now() + self.limits.wait_s
+            while (connected := len(self.roster.reachable(grid))) < len(self.fleet) and now() < until:
+                time.sleep(0.5)
+            log.info("%d of %d clients are connected", connected, len(self.fleet))
+        else:
+            time.sleep(max(0.0, self.not_before - now()))
+        self.not_before = now() + self.limits.round_s
+        self.back_to = round  # every finished round is on the disk before the next one begins
 
     def round(self, grid: Grid, round: int, params: Tensor, shapes: Shapes) -> tuple[PlanStep, list[Trained]]:
         """Who took part, and what they made of these parameters (flat, float32)."""
+        self.await_round(grid, round)
         opened = self.open(grid, round, params, shapes)
-        return self.close(opened, send_and_collect(grid, opened.messages, self.limits.train_s))
+        return self.close(opened, wire.send_and_collect(grid, opened.messages, self.limits.train_s))
 
     def open(
         self, grid: Grid, round: int, params: Tensor, shapes: Shapes, config: Mapping[str, Any] | None = None
@@ -152,10 +145,8 @@ class RoundServer:
         entry = Entry(round, reachable=len(nodes))
         self.heard = set()
         asked = self._ask(grid, nodes, entry) if self.limits.two_phase else dict.fromkeys(nodes)
-        records = {
-            ARRAYS: as_record(model, shapes),
-            CONFIG: ConfigRecord({**(config or {}), "server-round": round + 1}),
-        }
+        settings = ConfigRecord({**(config or {}), "server-round": round + 1})
+        records = {wire.ARRAYS: wire.as_record(model, shapes), wire.CONFIG: settings}
         out = [self._message(TRAIN, node, round, records, said) for node, said in asked.items()]
         entry.models_sent, entry.bytes_sent = len(out), len(out) * model.nbytes
         return Opened(entry, params.device, model, shapes, asked, out, time.monotonic())
@@ -186,13 +177,13 @@ class RoundServer:
         """Who wishes to train, and may: their nodes, with what they said."""
         began = time.monotonic()
         out = [self._message(QUERY, node, entry.round, {}) for node in nodes]
-        replies = send_and_collect(grid, out, self._deadline(QUERY))
-        self.begun = True
+        replies = wire.send_and_collect(grid, out, self._deadline(QUERY))
+        self.has_asked = True
         entry.query_s = time.monotonic() - began
         wishes: dict[int, tuple[int, Answer]] = {}
         for node in nodes:
             reply = replies.get(node)
-            if reply is None or failure(reply):
+            if reply is None or wire.failure(reply):
                 entry.silent += 1
                 continue
             answer = self._hear(node, reply, entry)
@@ -210,7 +201,7 @@ class RoundServer:
         """A node's answer, if it is valid; otherwise the node is turned away, and the ledger says why."""
         try:
             answer = Answer.of(reply.content)
-            check_answer(answer, entry.round, self.most)
+            wire.check_answer(answer, entry.round, self.most)
             why = self.roster.objection(node, answer.client)
             if why:
                 raise RefusedError(f"it answers for client {answer.client}, but {why}")
@@ -243,7 +234,7 @@ class RoundServer:
         if said:
             entry.planned.append(said.client)
             entry.scales.append(said.scale)
-        why = "no reply in time" if reply is None else failure(reply)
+        why = "no reply in time" if reply is None else wire.failure(reply)
         if reply is None or why:
             if said:
                 entry.lost[said.client] = why or ""
@@ -264,7 +255,7 @@ class RoundServer:
             entry.lost[said.client] = "it no longer had the energy when it was told to train"
             return None
         try:
-            return read_update(reply.content, answer, opened.shapes, opened.model, self.limits.max_norm)
+            return wire.read_update(reply.content, answer, opened.shapes, opened.model, self.limits.max_norm)
         except RefusedError as error:
             entry.refused[answer.client] = str(error)
             return None
@@ -275,14 +266,14 @@ class RoundServer:
         client = said.client if said else self.roster.nodes.get(node)
         told = range(len(self.fleet)) if client is None else [client]
         granted = {c: frozenset(self.granted[c]) for c in told} if self.policy.coordinated else {}
-        content = RecordDict({RECORD: Ask(round, self.back_to, granted).to_record(), **records})
+        content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted).to_record(), **records})
         return Message(content, node, kind, ttl=self._deadline(kind), group_id=str(round))
 
     def _deadline(self, kind: str) -> float:
         """Seconds that replies may take. The first question may take as long as the fleet has to connect."""
         if kind == TRAIN:
             return self.limits.train_s
-        return self.limits.query_s if self.begun else max(self.limits.query_s, self.limits.wait_s)
+        return self.limits.query_s if self.has_asked else max(self.limits.query_s, self.limits.wait_s)
 
     def _books(self) -> Books:
         """The fleet's energy: the sum of what each client last said of its own."""
@@ -294,12 +285,11 @@ class RoundServer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What later rounds depend on. The clients' energy comes again with their next answers."""
-        clients = [c for c, rounds in enumerate(self.granted) for _ in rounds]
-        rounds = [r for own in self.granted for r in sorted(own)]
+        granted = [(client, round) for client, rounds in enumerate(self.granted) for round in sorted(rounds)]
         return {
             "protocol.spoken": torch.tensor(self.claimed),
             "protocol.own": torch.tensor(self.ledger.own),
-            "protocol.granted": torch.tensor([clients, rounds], dtype=torch.int64),
+            "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

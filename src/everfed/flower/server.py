@@ -94,18 +94,9 @@ class RemoteRounds:
 
     def __init__(self, round_server: RoundServer, grid: Grid, shapes: Shapes) -> None:
         self.round_server, self.grid, self.shapes = round_server, grid, shapes
-        self.not_before: float | None = None  # when the next round may begin; None: none has begun yet
 
     def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
-        server = self.round_server
-        if self.not_before is None:
-            server.ledger.rewind(round)
-            server.wait(self.grid)
-        else:
-            time.sleep(max(0.0, self.not_before - time.monotonic()))
-        self.not_before = time.monotonic() + server.limits.round_s
-        server.back_to = round  # every finished round is on the disk before the next one begins
-        return server.round(self.grid, round, params, self.shapes)
+        return self.round_server.round(self.grid, round, params, self.shapes)
 
     def training(self) -> Training:
         clients = len(self.round_server.fleet)

@@ -6,7 +6,6 @@ by energy has to avoid. Here the server rules and optimisers of everfed decide.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from logging import INFO
 from pathlib import Path
@@ -123,12 +122,10 @@ class EnergyStrategy(Strategy):
     ) -> Result:
         """All rounds, then the summary. timeout is Flower's and not used: `RoundLimits` has the deadlines."""
         self.begin(initial_arrays, num_rounds)
+        self.round_server.not_before = None
         first, result = self._restore(), Result()
-        self.round_server.ledger.rewind(first)
-        self.round_server.wait(grid)
         for number in range(first, num_rounds):
-            began = time.monotonic()
-            self.round_server.back_to = number
+            self.round_server.await_round(grid, number)
             config = train_config or ConfigRecord()
             messages = list(self.configure_train(number + 1, self._arrays(), config, grid))
             replies = send_and_collect(grid, messages, self.round_server.limits.train_s)
@@ -141,8 +138,6 @@ class EnergyStrategy(Strategy):
                 result.evaluate_metrics_serverapp[number + 1] = found
             log(INFO, "round %d: %s %s", number + 1, dict(metrics), dict(found or {}))
             self._save(number + 1)
-            if number + 1 < num_rounds:
-                time.sleep(max(0.0, self.round_server.limits.round_s - (time.monotonic() - began)))
         result.arrays = self._arrays()
         self.summary()
         return result

@@ -6,11 +6,12 @@ as Flower's own apps send it: `arrays` by parameter name, `metrics` on the way b
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -169,17 +170,11 @@ def _fetch(
         for number in sorted(numbers):
             if over.is_set():
                 return
-            for reply in _pull(grid, number):
-                numbers.discard(number)
-                arrived.put(reply)
+            with contextlib.suppress(Exception):  # the network may fail for a moment; the deadline decides
+                for reply in grid.pull_messages([number]):
+                    numbers.discard(number)
+                    arrived.put(reply)
         over.wait(pause_s)
-
-
-def _pull(grid: Grid, number: str) -> Iterable[Message]:
-    try:
-        return grid.pull_messages([number])
-    except Exception:  # the network may fail for a moment; the deadline decides
-        return ()
 
 
 def failure(reply: Message) -> str | None:
