@@ -32,7 +32,9 @@ from everfed.random import check_seed
 from everfed.scheduling.laws import are_independent, comes_evenly
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.policies import Energy, Policy
-from everfed.server import LastUpdates, Mifa, Scaffold, ServerRule, Sum
+from everfed.server.control import Scaffold
+from everfed.server.last_updates import LastUpdates, Mifa
+from everfed.server.rules import ServerRule, Sum
 
 # Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
 _ROWS = 1 << 20

@@ -11,11 +11,10 @@ from rich.table import Table
 from everfed.arrays import Floats
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
-from everfed.energy import Fleet
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.run import config
-from everfed.theory import CONSTANTS, PROVEN, Bound
-from everfed.theory import bound as theorem
+from everfed.theory import CONSTANTS, PROVEN, Bound, bound as theorem
 from everfed.theory.coverage import check_training, participation
 
 _PROBLEM = "Problem"

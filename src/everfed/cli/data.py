@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
-from everfed.data import DATASETS
+from everfed.data.datasets import DATASETS
 from everfed.data.fetch import cache_folder
 from everfed.errors import InputError
 from everfed.registry import lookup

@@ -12,11 +12,10 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from everfed.auditing import Audit
-from everfed.auditing import audit as run_audit
+from everfed.auditing.audit import Audit, audit as run_audit
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
-from everfed.energy import Fleet
+from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
@@ -24,8 +23,8 @@ from everfed.planning import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.setup import resolve_device
-from everfed.scheduling import PlanStep
-from everfed.server import Sum
+from everfed.scheduling.plan import PlanStep
+from everfed.server.rules import Sum
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)

@@ -16,17 +16,18 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from everfed import plugins, presets
-from everfed.data import DATASETS, SPLITS
-from everfed.energy import ARRIVALS
+from everfed.data.datasets import DATASETS
+from everfed.data.partition import SPLITS
+from everfed.energy.arrivals import ARRIVALS
 from everfed.errors import InputError, unknown
-from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES
+from everfed.learning.models import MODELS
+from everfed.learning.optim import OPTIMIZERS, SCHEDULES
 from everfed.learning.precision import PRECISIONS
 from everfed.methods import METHODS
 from everfed.registry import lookup
 from everfed.run import config
 from everfed.store.trackers import TRACKERS
-from everfed.studies.sweep import COMPARED as _COMPARED
-from everfed.studies.sweep import overwritten
+from everfed.studies.sweep import COMPARED as _COMPARED, overwritten
 from everfed.trainers.choose import TRAINERS
 
 plugins.import_installed()  # so that the lists of names below have theirs too

@@ -29,7 +29,9 @@ from everfed.flower.protocol import Collected, Opened, RoundServer, Shapes
 from everfed.flower.remote import as_results, refuse_what_is_not_sent
 from everfed.flower.transport import send_and_collect
 from everfed.scheduling.policies import Policy
-from everfed.server import ServerOptimizer, ServerRule, ServerSGD, Setting, Sum
+from everfed.server.aggregate import Setting
+from everfed.server.optimizers import ServerOptimizer, ServerSGD
+from everfed.server.rules import ServerRule, Sum
 from everfed.server.step import Server
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, save_checkpoint
 

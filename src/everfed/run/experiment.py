@@ -42,7 +42,9 @@ from everfed.registry import lookup
 from everfed.run.live import Live, fingerprint
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
-from everfed.server import SERVER_OPTIMIZERS, SERVER_RULES, ServerOptimizer, ServerRule, ServerSGD, Sum
+from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
+from everfed.server.rules import ServerRule, Sum
+from everfed.server.table import SERVER_RULES
 from everfed.trainers.choose import TRAINERS
 
 _MOST_WRITTEN_OUT = 10_000  # cycles in an experiment file; what has more is kept beside it

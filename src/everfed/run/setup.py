@@ -29,7 +29,7 @@ from everfed.random import Purpose, derive
 from everfed.run.experiment import Experiment, check_count
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
-from everfed.server import Setting
+from everfed.server.aggregate import Setting
 from everfed.server.step import Server
 from everfed.trainers import choose
 

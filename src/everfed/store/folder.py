@@ -32,8 +32,7 @@ from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.live import Live, fingerprint, objects, restored
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
-from everfed.store.fleet_file import NAME as FLEET_FILE
-from everfed.store.fleet_file import load_fleet, save_fleet
+from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet, save_fleet
 from everfed.store.records import read_records
 from everfed.store.run import StoredRun
 
