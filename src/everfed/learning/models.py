@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from everfed import registry
+from everfed.checks import check_count
 from everfed.errors import InputError
 from everfed.registry import lookup
 
@@ -40,8 +41,7 @@ class Mlp:
     hidden: int = 64
 
     def __post_init__(self) -> None:
-        if self.hidden < 1:
-            raise InputError(f"hidden is {self.hidden}; the hidden layer needs at least 1 unit.")
+        check_count("hidden", self.hidden)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         inputs = math.prod(shape)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError, some
@@ -26,7 +27,7 @@ from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
 from everfed.learning.task import Starts, Task, Trainer
 from everfed.random import Purpose, derive
-from everfed.run.experiment import Experiment, check_count
+from everfed.run.experiment import Experiment
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
 from everfed.server.aggregate import Setting

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints
+from everfed.checks import check_within
 from everfed.errors import InputError
 from everfed.learning.task import Trained
 from everfed.server.aggregate import Aggregator, Outcome, Setting, Weighting
@@ -125,8 +126,7 @@ class Varp(PlainRule):
     place: str = "device"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.memory <= 1.0:
-            raise InputError(f"memory is {self.memory}; the weight of the last update is from 0 to 1.")
+        check_within("[0, 1]", memory=self.memory)
         check_place(self.place)
 
     def start(self, setting: Setting) -> Aggregator:

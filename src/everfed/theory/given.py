@@ -9,31 +9,20 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats
+from everfed.checks import check_count, check_within
 from everfed.errors import InputError, some
 
 MOST = 2**53  # iterations beyond which a float no longer tells neighbours apart
 
 
 def number(name: str, value: float, positive: bool = False) -> float:
-    kind = "a positive number" if positive else "zero or a positive number"
-    try:
-        result = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is {value!r}; it must be {kind}.") from None
-    if not math.isfinite(result) or result < 0.0 or (positive and result == 0.0):
-        raise InputError(f"{name} is {value!r}; it must be {kind}.")
-    return result
-
-
-def count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
-        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
-    return int(value)
+    check_within("(0, inf)" if positive else "[0, inf)", **{name: value})
+    return float(value)
 
 
 def whole_rounds(value: int, local_steps: int) -> int:
     """K: a whole number of rounds of T local steps."""
-    iterations = count("iterations", value, least=0)
+    iterations = check_count("iterations", value, 0, MOST)
     if iterations % local_steps:
         below = iterations - iterations % local_steps
         raise InputError(

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats, Ints
+from everfed.checks import check_count
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
 from everfed.theory.constants import CONSTANTS, Parts, Terms
-from everfed.theory.given import MOST, count, number, shares_of, sigmas_of, whole_rounds
+from everfed.theory.given import MOST, number, shares_of, sigmas_of, whole_rounds
 
 EVERYBODY = "everybody in every round"
 
@@ -206,7 +207,7 @@ def bound(
     s = sigmas_of(sigma, len(e))
     heterogeneity = number("heterogeneity", heterogeneity)
     distance = number("initial_distance_sq", initial_distance_sq)
-    steps = count("local_steps", local_steps, least=1)
+    steps = check_count("local_steps", local_steps, 1, MOST)
     kappa = L / mu
     terms = Terms(e, p, steps, G, kappa, max(8.0 * kappa, float(steps)))
     each = {
