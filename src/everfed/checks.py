@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from everfed.arrays import Floats
 from everfed.errors import InputError
 
 
@@ -33,3 +34,21 @@ def check_within(interval: str, **numbers: Any) -> None:
             else:
                 right = f"{'from' if least else 'above'} {low:g} {'to' if most else 'to below'} {high:g}"
             raise InputError(f"{name} is {value!r}; it must be {right}.")
+
+
+def check_numbers(name: str, values: Any) -> Floats:
+    """An array of numbers, one a client."""
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be numbers, one a client; got {values!r}.") from None
+
+
+def check_shares(shares: Any, clients: int) -> Floats:
+    """p_i of every client: its part of the data."""
+    p = check_numbers("shares", shares)
+    if p.shape != (clients,):
+        raise InputError(f"{p.size} shares were given for {clients} clients; give one share a client.")
+    if not (np.all(p >= 0.0) and np.isclose(p.sum(), 1.0, rtol=1e-6, atol=0.0)):
+        raise InputError(f"shares must be non-negative and sum to 1; these sum to {p.sum():g}.")
+    return p

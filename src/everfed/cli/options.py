@@ -182,7 +182,7 @@ class Work(Place):
 def _presented(wrapper: Callable[..., None], command: Callable[..., None], options: list[inspect.Parameter]) -> Any:
     """A function that typer takes for a command with these options."""
     functools.update_wrapper(wrapper, command)
-    del wrapper.__wrapped__  # type: ignore[attr-defined] - typer must see the new signature, not the command's own
+    del wrapper.__dict__["__wrapped__"]  # typer must see the new signature, not the command's own
     given = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
     wrapper.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in given}
@@ -208,7 +208,7 @@ def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callabl
     A command with a parameter `chosen` also gets the keys that were set on the command line.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., None]) -> Any:
         command = grouped(command)
         own = inspect.signature(command).parameters
 

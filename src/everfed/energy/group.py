@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from everfed.checks import check_count, check_within
 from everfed.energy import devices
 from everfed.energy.solar import SITES, month_and_day, site_power
 from everfed.energy.trace import Series, per_round_repeated, read_content, read_trace
-from everfed.errors import EverfedWarning, InputError, unknown
+from everfed.errors import InputError, unknown, warn
 from everfed.registry import lookup
 
 DAY_S = 86_400.0
@@ -240,7 +239,7 @@ def _check_days(series: Series, label: str) -> None:
             'it, or "refuse" if it is as long as the run.'
         )
     if series.duration_s > DAY_S:
-        warnings.warn(f"{said}, if it has one.", EverfedWarning, stacklevel=2)
+        warn(f"{said}, if it has one.")
 
 
 def _whole_days(series: Series, label: str) -> Series:

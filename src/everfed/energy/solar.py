@@ -27,7 +27,7 @@ import numpy as np
 from everfed.arrays import Bools, Floats
 from everfed.checks import check_within
 from everfed.energy.trace import Series
-from everfed.errors import InputError, MissingExtraError
+from everfed.errors import InputError, extra
 from everfed.registry import lookup
 
 HOUR_S, DAY_S, HOURS = 3600.0, 86400.0, 8760
@@ -146,11 +146,7 @@ def month_and_day(day: str) -> tuple[int, int]:
 
 
 def _pvlib() -> Any:
-    try:
-        import pvlib
-    except ImportError as error:
-        raise MissingExtraError("energy from the sun needs the extra: pip install 'everfed[solar]'.") from error
-    return pvlib
+    return extra("pvlib", "energy from the sun needs", "solar")
 
 
 def _hours(utc_h: float, moment_h: float) -> Any:

@@ -7,7 +7,6 @@ for no trainer; a run on this machine for all of them.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
-from everfed.errors import EverfedWarning, InputError, some
+from everfed.errors import InputError, some, warn
 from everfed.learning import models
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.gradients import GradientRule
@@ -149,9 +148,8 @@ def _instance(
 def _warn_of_small_clients(data: FederatedData | OnDemand, batch_size: int) -> None:
     small = np.flatnonzero(data.sizes() < batch_size)
     if len(small):
-        warnings.warn(
+        warn(
             f"the batch of {batch_size} is larger than the data of client {some(small, 3)}; "
             "minibatches are drawn with replacement, so samples repeat within a batch.",
-            EverfedWarning,
-            stacklevel=5,
+            4,
         )

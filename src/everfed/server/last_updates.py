@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Ints, part_of
 from everfed.checks import check_within
 from everfed.errors import InputError
 from everfed.learning.task import Trained
@@ -181,7 +181,7 @@ class _Remembering(Aggregator):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         super().load_state_dict(state)
-        self.last.load_state_dict({n.removeprefix("last."): v for n, v in state.items() if n.startswith("last.")})
+        self.last.load_state_dict(part_of(state, "last."))
         self.total = state["total"].clone().to(self.setting.device)
 
 
