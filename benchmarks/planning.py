@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 import everfed as ef
-from everfed.energy import Storage
+from everfed.energy.battery import Storage
 from everfed.energy.profile import Profile
 from everfed.energy.solar import site_power
 from everfed.energy.trace import per_round

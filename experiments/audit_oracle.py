@@ -24,15 +24,19 @@ from everfed.auditing import judge
 from everfed.auditing.exact import Exact, exactly
 from everfed.auditing.figures import Figures
 from everfed.auditing.tally import Tally
-from everfed.energy import Storage
 from everfed.energy.arrivals import ARRIVALS
+from everfed.energy.battery import Storage
 from everfed.energy.changing import Changing
 from everfed.energy.fleet import Fleet
 from everfed.energy.profile import Profile
 from everfed.errors import InputError
-from everfed.scheduling import POLICIES, Energy, KnownArrivals, Schedule, Thrifty
+from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.laws import are_independent, comes_evenly
-from everfed.server import HTScaffold
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Energy
+from everfed.scheduling.table import POLICIES
+from everfed.scheduling.uncertain import Thrifty
+from everfed.server.control import HTScaffold
 
 BATCHES = 20
 RULES = [None, ef.Sum(), ef.Truncated(3.0), ef.Normalized(), ef.FedAU(cutoff=9), ef.Echo(), HTScaffold()]

@@ -26,14 +26,18 @@ from everfed.api import simulate
 from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.data.datasets import load
 from everfed.data.federated import FederatedData
-from everfed.energy import BernoulliArrivals, Changing, Fleet
-from everfed.energy.random_arrivals import RandomArrivals
+from everfed.energy.changing import Changing
+from everfed.energy.fleet import Fleet
+from everfed.energy.random_arrivals import BernoulliArrivals, RandomArrivals
 from everfed.errors import EverfedWarning
 from everfed.methods import METHODS, Method
 from everfed.run.experiment import Experiment
-from everfed.scheduling import Clients, Greedy, KnownArrivals, Policy, Schedule, SelfWeighted, View
-from everfed.scheduling.policies import Decision, State
-from everfed.server import FedAU, Sum
+from everfed.scheduling.foresight import KnownArrivals
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Clients, Decision, Greedy, Policy, State, View
+from everfed.scheduling.uncertain import SelfWeighted
+from everfed.server.experience import FedAU
+from everfed.server.rules import Sum
 
 CYCLES = (1, 5, 10, 20)
 LATER = (20, 10, 5, 1)  # the same groups' cycles after the change

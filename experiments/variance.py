@@ -37,7 +37,8 @@ from everfed.learning.optim import SGD, Adam, Cosine, Optimizer
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.start import start
-from everfed.server import ServerMomentum, Varp
+from everfed.server.last_updates import Varp
+from everfed.server.optimizers import ServerMomentum
 
 SPLITS: dict[str, Split] = {"iid": Iid(), "by-energy 0.5": ByEnergy(0.5)}
 CLIENTS: dict[str, Optimizer] = {

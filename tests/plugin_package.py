@@ -14,8 +14,8 @@ import everfed as ef
 from everfed.data.augment import Plain
 from everfed.data.dataset import Dataset
 from everfed.energy.arrivals import Lump
-from everfed.learning import Batched, Constant
-from everfed.learning.optim import Schedule
+from everfed.learning.batched import Batched
+from everfed.learning.optim import Constant, Schedule
 from everfed.run.experiment import CycleFleet
 from everfed.scheduling.policies import Clients, Decision, Policy, State, View
 from everfed.server.rules import ClientScales, PlainRule, Weighting

@@ -30,11 +30,15 @@ from everfed import (
     audit,
     plan,
 )
-from everfed.auditing import Figures
-from everfed.energy import BernoulliArrivals, Changing, Markov, Storage
+from everfed.auditing.figures import Figures
 from everfed.energy.arrivals import Trickle
-from everfed.scheduling import Energy, KnownArrivals, Schedule, participations
+from everfed.energy.battery import Storage
+from everfed.energy.changing import Changing
+from everfed.energy.random_arrivals import BernoulliArrivals, Markov
+from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.laws import Law, is_deterministic, law_of
+from everfed.scheduling.plan import Schedule, participations
+from everfed.scheduling.policies import Energy
 
 # By import_module: in the package's namespace, the function of the same name hides the module.
 audit_module = importlib.import_module("everfed.auditing.audit")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from everfed import Fleet, Greedy, UniformWindow
-from everfed.energy import Storage
-from everfed.scheduling import Energy
+from everfed.energy.battery import Storage
+from everfed.scheduling.policies import Energy
 
 SCRIPTS = Path(__file__).parents[1] / "experiments"
 

@@ -28,8 +28,7 @@ from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import open_run, stored_rounds
 from everfed.trainers import choose
 from everfed.trainers.compare import TOLERANCES, compare
-from kernel_models import CLASSES, DEVICE, MODELS, drawn_models, images
-from kernel_models import task as task_on_device
+from kernel_models import CLASSES, DEVICE, MODELS, drawn_models, images, task as task_on_device
 
 CPU = torch.device("cpu")
 interpreted = pytest.mark.skipif(DEVICE != CPU, reason="on a GPU, test_cuda_layouts.py does this")
@@ -359,7 +358,7 @@ def test_a_run_is_the_same_with_and_without_it(settings, digits):
 
 
 def test_data_on_demand_are_compared_and_read_no_more_afterwards(digits):
-    from everfed.data import Arrays
+    from everfed.data.on_demand_sources import Arrays
 
     data = ef.OnDemand(Arrays.of(digits), classes=10)
     runs = [

@@ -11,16 +11,19 @@ import pytest
 
 from everfed import presets
 from everfed.data.partition import ByEnergy
-from everfed.energy import Fleet
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
-from everfed.learning import SGD, Adam, Clip, Cosine, InverseTime, Proximal
+from everfed.learning.gradients import Clip, Proximal
+from everfed.learning.optim import SGD, Adam, Cosine, InverseTime
 from everfed.methods import METHODS
 from everfed.run import config
 from everfed.run.experiment import TABLES, CycleFleet, Experiment
 from everfed.run.schema import schema
 from everfed.run.start import start
-from everfed.scheduling import POLICIES, Greedy
-from everfed.server import ServerAdam, ServerSGD, ServerYogi, Varp
+from everfed.scheduling.policies import Greedy
+from everfed.scheduling.table import POLICIES
+from everfed.server.last_updates import Varp
+from everfed.server.optimizers import ServerAdam, ServerSGD, ServerYogi
 
 
 def experiments():

@@ -17,10 +17,12 @@ from everfed.learning.compress import COMPRESSORS, Whole
 from everfed.learning.gradients import GRADIENT_RULES
 from everfed.learning.optim import OPTIMIZERS, SGD
 from everfed.methods import METHODS
-from everfed.scheduling import Schedule
 from everfed.scheduling.lattice import Lattice
+from everfed.scheduling.plan import Schedule
 from everfed.scheduling.table import POLICIES
-from everfed.server import SERVER_OPTIMIZERS, SERVER_RULES, ServerSGD, Sum, Truncated
+from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerSGD
+from everfed.server.rules import Sum, Truncated
+from everfed.server.table import SERVER_RULES
 from everfed.theory import PROVEN
 from everfed.theory.coverage import check_training, participation
 

@@ -5,11 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import everfed as ef
-from everfed.data import Dataset
+from everfed.data.dataset import Dataset
 from everfed.data.federated import FederatedData, checked
 
 PAPER_CYCLES = [1, 5, 10, 20]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import everfed as ef
-from everfed.data import Dataset
+from everfed.data.dataset import Dataset
 from everfed.errors import InputError
 
 FLEET = ef.Fleet.from_cycles([1, 1])

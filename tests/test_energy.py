@@ -7,13 +7,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from everfed import ARRIVALS, POLICIES, Always, Books, Fleet, Greedy, InputError, audit, plan
-from everfed.energy import Battery, Markov, Storage, devices
+from everfed.energy import devices
+from everfed.energy.battery import Battery, Storage
 from everfed.energy.fleet import MAX_CYCLE
-from everfed.scheduling import Energy, Schedule
+from everfed.energy.random_arrivals import Markov
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Energy
 
 deterministic = settings(derandomize=True, deadline=None, max_examples=60)
 every_process = pytest.mark.parametrize("process", ARRIVALS.values(), ids=ARRIVALS)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import everfed as ef
-from everfed.data import Dataset, fetch, images
+from everfed.data import fetch, images
 from everfed.data.augment import AUGMENTS, CentreCrop, CropFlip, Plain, standardize
+from everfed.data.dataset import Dataset
 from everfed.data.fetch import Arrays, Origin, obtain
 from everfed.errors import InputError
 

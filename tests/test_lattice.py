@@ -10,9 +10,10 @@ import pytest
 
 from everfed import Fleet, Lattice, UniformWindow, audit
 from everfed.errors import InputError
-from everfed.scheduling import Clients, Schedule, View, lattice
+from everfed.scheduling import lattice
 from everfed.scheduling.laws import law_of
-from everfed.scheduling.policies import ranked
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Clients, View, ranked
 
 PAPER = Fleet.from_cycles([1, 5, 10, 20] * 10)
 SIZES = [(10, 5), (10, 10), (10, 20), (13, 5), (3, 7)]  # peers, cycle

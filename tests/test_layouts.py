@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 
 import everfed as ef
-from everfed.data import Arrays, Dataset, Generated, Parquet, save_arrays, save_parquet
+from everfed.data.dataset import Dataset
+from everfed.data.on_demand_parquet import Parquet, save_parquet
+from everfed.data.on_demand_sources import Arrays, Generated, save_arrays
 from everfed.data.plain import as_pair, labels, samples
 from everfed.learning.layout import Layout
 from everfed.learning.streamed import on_device
@@ -218,7 +219,7 @@ def test_every_source_gives_the_same_model_from_every_layout(way, expected, tmp_
 
 def test_hugging_face_columns_of_any_type(expected):
     datasets = pytest.importorskip("datasets")
-    from everfed.data import HuggingFace
+    from everfed.data.on_demand_hf import HuggingFace
 
     owner = np.repeat(np.arange(CLIENTS), EACH)
     table = datasets.Dataset.from_dict(

@@ -9,7 +9,8 @@ import pytest
 
 import everfed as ef
 from everfed.methods import as_method
-from everfed.scheduling import Decision, Energy, Schedule
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Decision, Energy
 
 FLEET = ef.Fleet.from_cycles([1, 2, 4, 4])
 

@@ -25,8 +25,8 @@ from everfed import (
     plan,
     random,
 )
-from everfed.scheduling import Schedule, participations
 from everfed.scheduling.laws import law_of
+from everfed.scheduling.plan import Schedule, participations
 from everfed.testbed.steady import window_bias, window_mse, window_variance
 
 PAPER = Fleet.from_cycles([1, 5, 10, 20] * 10)

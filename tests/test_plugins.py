@@ -18,7 +18,7 @@ from everfed.cli import main
 from everfed.run import config
 from everfed.run.experiment import TABLES, CycleFleet, Experiment
 from everfed.run.schema import schema
-from everfed.scheduling import Greedy
+from everfed.scheduling.policies import Greedy
 
 PACKAGE = (Path(__file__).parent / "plugin_package.py").read_text()
 SOURCE = str(Path(ef.__file__).parents[1])

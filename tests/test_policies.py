@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from everfed import (
     ARRIVALS,
@@ -23,11 +22,12 @@ from everfed import (
     WaitForAll,
     plan,
 )
-from everfed.auditing import audit
-from everfed.energy import Battery
-from everfed.scheduling import Clients, Energy, KnownArrivals, Schedule, View
-from everfed.scheduling.foresight import Outlook
+from everfed.auditing.audit import audit
+from everfed.energy.battery import Battery
+from everfed.scheduling.foresight import KnownArrivals, Outlook
 from everfed.scheduling.laws import law_of
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Clients, Energy, View
 
 deterministic = settings(derandomize=True, deadline=None, max_examples=25)
 

@@ -31,7 +31,9 @@ from everfed.ray.cluster import Cluster, ray
 from everfed.ray.state import merge_clients, split_clients
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.start import start
-from everfed.server import FedAWE, Scaffold, Varp
+from everfed.server.control import Scaffold
+from everfed.server.gossip import FedAWE
+from everfed.server.last_updates import Varp
 from everfed.studies import sweep
 
 needs_ray = pytest.mark.skipif(ray is None, reason="Ray is not installed; pip install 'everfed[ray]' brings it")

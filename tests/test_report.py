@@ -25,7 +25,7 @@ from everfed.report.raster import sample
 from everfed.report.style import styles
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.scheduling.policies import Bernoulli
-from everfed.server import Normalized
+from everfed.server.rules import Normalized
 
 
 @pytest.fixture(scope="module")

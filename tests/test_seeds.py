@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import everfed as ef
-from everfed.data import SPLITS, Dataset
+from everfed.data.dataset import Dataset
 from everfed.data.datasets import Digits
 from everfed.data.on_demand_synthetic import Synthetic
-from everfed.data.partition import Dirichlet
+from everfed.data.partition import SPLITS, Dirichlet
 from everfed.learning.compress import Qsgd
 from everfed.learning.models import Logistic
 from everfed.report.raster import batteries

@@ -9,28 +9,17 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from torch import nn
 
 import everfed as ef
 from everfed.learning.task import PlainTrained
-from everfed.server import (
-    Echo,
-    FedAU,
-    FedAWE,
-    FedVarp,
-    HTScaffold,
-    LastUpdates,
-    Mifa,
-    Normalized,
-    Scaffold,
-    Setting,
-    Sum,
-    Truncated,
-    Varp,
-)
+from everfed.server.aggregate import Setting
+from everfed.server.control import HTScaffold, Scaffold
+from everfed.server.experience import Echo, FedAU
+from everfed.server.gossip import FedAWE
+from everfed.server.last_updates import FedVarp, LastUpdates, Mifa, Varp
+from everfed.server.rules import Normalized, Sum, Truncated
 from everfed.server.vectors import Vectors
 from everfed.store.checkpoint import load_checkpoints, save_checkpoint
 

@@ -20,7 +20,7 @@ import everfed as ef
 from everfed.errors import DivergenceError, EverfedWarning, InputError
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
-from everfed.scheduling import Thrifty
+from everfed.scheduling.uncertain import Thrifty
 from everfed.store import StoreError, open_run, records, stored_rounds
 from everfed.store.checkpoint import checkpoints, load_checkpoints, save_checkpoint
 from everfed.store.records import RecordsFile, read_records

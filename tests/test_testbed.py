@@ -13,7 +13,8 @@ import torch
 
 import everfed as ef
 from everfed.errors import InputError
-from everfed.scheduling import Schedule, UniformWindow
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import UniformWindow
 from everfed.testbed import logistic, measure, quadratics
 from everfed.testbed.quadratics import Forms, half_square
 from everfed.testbed.steady import (

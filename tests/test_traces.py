@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from everfed.energy.profile import LONGEST_CYCLE, Profile
 from everfed.energy.trace import Series, per_round, read_trace

@@ -12,7 +12,7 @@ import pytest
 
 import everfed as ef
 from everfed import presets
-from everfed.data import Dataset
+from everfed.data.dataset import Dataset
 from everfed.data.datasets import Digits
 from everfed.learning.models import Logistic
 from everfed.run import config

@@ -7,7 +7,9 @@ import pytest
 
 from everfed import Fleet, InputError, audit, plan
 from everfed.energy.profile import Profile
-from everfed.scheduling import Clients, Schedule, SelfWeighted, Thrifty, View, participation_chance
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Clients, View
+from everfed.scheduling.uncertain import SelfWeighted, Thrifty, participation_chance
 
 RATES = (0.05, 0.2, 0.5, 0.9)
 CHANCES = (0.1, 0.5, 1.0)

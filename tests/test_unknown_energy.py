@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 
 from everfed import Fleet, Greedy, InputError, UniformWindow, audit, plan
-from everfed.energy import BernoulliArrivals, Changing, Lump, Markov
+from everfed.energy.arrivals import Lump
 from everfed.energy.battery import Storage
+from everfed.energy.changing import Changing
 from everfed.energy.profile import Profile
+from everfed.energy.random_arrivals import BernoulliArrivals, Markov
 from everfed.run import config
 from everfed.run.experiment import CycleFleet
-from everfed.scheduling import Clients, KnownArrivals, Outlook, Schedule, SelfWeighted, View
-from everfed.server import FedAU
+from everfed.scheduling.foresight import KnownArrivals, Outlook
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Clients, View
+from everfed.scheduling.uncertain import SelfWeighted
+from everfed.server.experience import FedAU
 
 ROOT = Path(__file__).parents[1]
 UNEVEN = (0, 1, 4, 11, 13, 20)  # rounds in which a unit comes, over and over in 24

@@ -9,7 +9,8 @@ import pytest
 
 import everfed as ef
 from everfed.auditing.variance import variance
-from everfed.energy import Changing, Lump
+from everfed.energy.arrivals import Lump
+from everfed.energy.changing import Changing
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 
 PAPER = ef.Fleet.from_cycles([1, 5, 10, 20] * 10)
@@ -57,7 +58,7 @@ def test_a_lattice_with_vectors_is_what_many_seeds_give():
     fleet, shares = ef.Fleet.from_cycles([3] * 5), np.array([0.1, 0.15, 0.2, 0.25, 0.3])
     deltas = np.random.default_rng(1).normal(size=(5, 2)) + 1.0
     found = variance(fleet, ef.Lattice(), shares, 3, deltas)
-    from everfed.scheduling import Schedule
+    from everfed.scheduling.plan import Schedule
 
     seeds = np.arange(40_000, dtype=np.uint64)[:, None]
     join, scale = Schedule(fleet, ef.Lattice(), seeds).step(0)

@@ -17,7 +17,8 @@ from everfed.methods import METHODS
 from everfed.run import config
 from everfed.run.experiment import CycleFleet
 from everfed.run.start import start
-from everfed.server import ServerMomentum, ServerSGD, Varp
+from everfed.server.last_updates import Varp
+from everfed.server.optimizers import ServerMomentum, ServerSGD
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "variance.py"
 SMALL = replace(config.from_dict(presets.content("digits-quick")), rounds=40, eval_every=10, device="cpu")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from everfed import Fleet, Lattice
-from everfed.scheduling import Schedule
+from everfed.scheduling.plan import Schedule
 from everfed.theory import bound
 from everfed.theory.constants import CONSTANTS, Terms
 from window_worlds import World

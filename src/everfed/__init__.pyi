@@ -1,80 +1,67 @@
 # Every public name and the module it lives in. `__init__.py` loads them from here when they are first used.
 from . import theory as theory
-from .api import compare as compare
-from .api import simulate as simulate
-from .api import start as start
-from .api import sweep as sweep
-from .auditing import Audit as Audit
-from .auditing import audit as audit
-from .data import AUGMENTS as AUGMENTS
-from .data import DATASETS as DATASETS
-from .data import SPLITS as SPLITS
-from .data import FederatedData as FederatedData
-from .data import OnDemand as OnDemand
-from .data import from_arrays as from_arrays
-from .data import load as load
-from .energy import ARRIVALS as ARRIVALS
-from .energy import Books as Books
-from .energy import Fleet as Fleet
-from .errors import DivergenceError as DivergenceError
-from .errors import EverfedWarning as EverfedWarning
-from .errors import InputError as InputError
-from .errors import MissingExtraError as MissingExtraError
-from .learning import GRADIENT_RULES as GRADIENT_RULES
-from .learning import METRICS as METRICS
-from .learning import MODELS as MODELS
-from .learning import OPTIMIZERS as OPTIMIZERS
-from .learning import SCHEDULES as SCHEDULES
-from .learning import SGD as SGD
-from .learning import Adam as Adam
-from .learning import Clip as Clip
-from .learning import Constant as Constant
-from .learning import Cosine as Cosine
-from .learning import InverseTime as InverseTime
-from .learning import Metrics as Metrics
-from .learning import Proximal as Proximal
-from .learning import build as build
-from .methods import METHODS as METHODS
-from .methods import Method as Method
+from .api import compare as compare, simulate as simulate, start as start, sweep as sweep
+from .auditing.audit import Audit as Audit, audit as audit
+from .data.augment import AUGMENTS as AUGMENTS
+from .data.datasets import DATASETS as DATASETS, load as load
+from .data.federated import FederatedData as FederatedData, from_arrays as from_arrays
+from .data.on_demand import OnDemand as OnDemand
+from .data.partition import SPLITS as SPLITS
+from .energy.arrivals import ARRIVALS as ARRIVALS
+from .energy.battery import Books as Books
+from .energy.fleet import Fleet as Fleet
+from .errors import (
+    DivergenceError as DivergenceError,
+    EverfedWarning as EverfedWarning,
+    InputError as InputError,
+    MissingExtraError as MissingExtraError,
+)
+from .learning.evaluate import METRICS as METRICS, Metrics as Metrics
+from .learning.gradients import GRADIENT_RULES as GRADIENT_RULES, Clip as Clip, Proximal as Proximal
+from .learning.models import MODELS as MODELS, build as build
+from .learning.optim import (
+    OPTIMIZERS as OPTIMIZERS,
+    SCHEDULES as SCHEDULES,
+    SGD as SGD,
+    Adam as Adam,
+    Constant as Constant,
+    Cosine as Cosine,
+    InverseTime as InverseTime,
+)
+from .methods import METHODS as METHODS, Method as Method
 from .planning import plan as plan
 from .registry import register as register
 from .run.experiment import Experiment as Experiment
-from .run.history import History as History
-from .run.history import RoundRecord as RoundRecord
+from .run.history import History as History, RoundRecord as RoundRecord
 from .run.loop import Run as Run
-from .scheduling import POLICIES as POLICIES
-from .scheduling import Always as Always
-from .scheduling import Bernoulli as Bernoulli
-from .scheduling import Greedy as Greedy
-from .scheduling import Lattice as Lattice
-from .scheduling import PlanStep as PlanStep
-from .scheduling import Policy as Policy
-from .scheduling import UniformWindow as UniformWindow
-from .scheduling import WaitForAll as WaitForAll
-from .server import SERVER_OPTIMIZERS as SERVER_OPTIMIZERS
-from .server import SERVER_RULES as SERVER_RULES
-from .server import Echo as Echo
-from .server import FedAU as FedAU
-from .server import FedAWE as FedAWE
-from .server import FedVarp as FedVarp
-from .server import HTScaffold as HTScaffold
-from .server import LastUpdates as LastUpdates
-from .server import Mifa as Mifa
-from .server import Normalized as Normalized
-from .server import Scaffold as Scaffold
-from .server import ServerAdaGrad as ServerAdaGrad
-from .server import ServerAdam as ServerAdam
-from .server import ServerMomentum as ServerMomentum
-from .server import ServerSGD as ServerSGD
-from .server import ServerYogi as ServerYogi
-from .server import Sum as Sum
-from .server import Truncated as Truncated
-from .server import Varp as Varp
-from .store import StoredRun as StoredRun
-from .store import open_run as open_run
-from .store import stored_rounds as stored_rounds
+from .scheduling.lattice import Lattice as Lattice
+from .scheduling.plan import PlanStep as PlanStep
+from .scheduling.policies import (
+    Always as Always,
+    Bernoulli as Bernoulli,
+    Greedy as Greedy,
+    Policy as Policy,
+    UniformWindow as UniformWindow,
+    WaitForAll as WaitForAll,
+)
+from .scheduling.table import POLICIES as POLICIES
+from .server.control import HTScaffold as HTScaffold, Scaffold as Scaffold
+from .server.experience import Echo as Echo, FedAU as FedAU
+from .server.gossip import FedAWE as FedAWE
+from .server.last_updates import FedVarp as FedVarp, LastUpdates as LastUpdates, Mifa as Mifa, Varp as Varp
+from .server.optimizers import (
+    SERVER_OPTIMIZERS as SERVER_OPTIMIZERS,
+    ServerAdaGrad as ServerAdaGrad,
+    ServerAdam as ServerAdam,
+    ServerMomentum as ServerMomentum,
+    ServerSGD as ServerSGD,
+    ServerYogi as ServerYogi,
+)
+from .server.rules import Normalized as Normalized, Sum as Sum, Truncated as Truncated
+from .server.table import SERVER_RULES as SERVER_RULES
+from .store import StoredRun as StoredRun, open_run as open_run, stored_rounds as stored_rounds
 from .studies.seed_variance import seed_effects as seed_effects
 from .studies.tuning import tune as tune
-from .trainers import TRAINERS as TRAINERS
+from .trainers.choose import TRAINERS as TRAINERS
 
 __version__: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from everfed.energy.fleet import Fleet
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, warn
 from everfed.methods import Method
 from everfed.report.conclusion import Conclusion, conclude
 from everfed.run import start as local
@@ -93,7 +92,7 @@ def simulate(
         if silent.any():
             e = run.experiment
             said = never_trained(run.setup.fleet, e.policy, silent, e.rounds, e.seeds.schedule)
-            warnings.warn(said, EverfedWarning, stacklevel=2)
+            warn(said)
     return History(records, run.params)
 
 

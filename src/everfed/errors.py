@@ -7,7 +7,10 @@ command line prints that sentence and exits with 2; the library raises it as a V
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class InputError(ValueError):
@@ -28,6 +31,24 @@ class ClusterError(RuntimeError):
 
 class EverfedWarning(UserWarning):
     """Something legal but worth knowing, such as a horizon that no cycle divides."""
+
+
+def warn(message: str, stacklevel: int = 1) -> None:
+    """stacklevel: how far up the line is that is told with it; 1: where the caller was called."""
+    warnings.warn(message, EverfedWarning, stacklevel=stacklevel + 2)
+
+
+def extra(module: str, what: str, name: str) -> Any:
+    """A module that an extra brings, or an error that says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"{what} the extra: pip install 'everfed[{name}]'.") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library comes to, without a full stop."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:

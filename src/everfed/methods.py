@@ -12,21 +12,11 @@ from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted
-from everfed.server import (
-    Echo,
-    FedAU,
-    FedAWE,
-    FedVarp,
-    HTScaffold,
-    LastUpdates,
-    Mifa,
-    Normalized,
-    Scaffold,
-    ServerRule,
-    Sum,
-    Truncated,
-    Varp,
-)
+from everfed.server.control import HTScaffold, Scaffold
+from everfed.server.experience import Echo, FedAU
+from everfed.server.gossip import FedAWE
+from everfed.server.last_updates import FedVarp, LastUpdates, Mifa, Varp
+from everfed.server.rules import Normalized, ServerRule, Sum, Truncated
 
 
 @dataclass(frozen=True)

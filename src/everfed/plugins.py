@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, first_line, warn
 
 GROUP = "everfed.plugins"
 
@@ -40,7 +39,7 @@ def load_installed() -> None:
     """Import the plugins of installed packages, once; one that is broken is a warning."""
     complaints = import_installed()
     while complaints:
-        warnings.warn(complaints.pop(0), EverfedWarning, stacklevel=2)
+        warn(complaints.pop(0))
 
 
 @cache
@@ -93,6 +92,5 @@ def _why(name: str, error: Exception) -> str:
             f"plugin '{name}' not found: no module '{missing}' is installed; install it, or give --plugin {name} "
             "in the folder where it lies."
         )
-    said = str(error).strip().splitlines() or [""]
     kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-    return f"plugin '{name}' cannot be imported: {kind}{said[0].rstrip('.')}."
+    return f"plugin '{name}' cannot be imported: {kind}{first_line(error)}."

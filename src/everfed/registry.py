@@ -38,7 +38,7 @@ _HOMES = {
     "model": "everfed.learning.models",
     "policy": "everfed.scheduling.table",
     "schedule": "everfed.learning.optim",
-    "server": "everfed.server",
+    "server": "everfed.server.table",
     "server_optimizer": "everfed.server.optimizers",
     "split": "everfed.data.partition",
     "trainer": "everfed.trainers.choose",

@@ -8,7 +8,6 @@ with everybody present.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,14 +24,17 @@ from everfed.auditing.noise import as_vectors
 from everfed.auditing.tally import Tally
 from everfed.auditing.variance import Variance, variance
 from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, distance, unjudged, verdict
+from everfed.checks import check_shares
 from everfed.energy.fleet import Fleet
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, warn
 from everfed.methods import Method, as_method
 from everfed.random import check_seed
 from everfed.scheduling.laws import are_independent, comes_evenly
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.policies import Energy, Policy
-from everfed.server import LastUpdates, Mifa, Scaffold, ServerRule, Sum
+from everfed.server.control import Scaffold
+from everfed.server.last_updates import LastUpdates, Mifa
+from everfed.server.rules import ServerRule, Sum
 
 # Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
 _ROWS = 1 << 20
@@ -93,7 +95,7 @@ def audit(
     """
     chosen = as_method(method, server)
     policy, server = chosen.policy, chosen.server
-    p = _shares(shares, len(fleet))
+    p = np.full(len(fleet), 1.0 / len(fleet)) if shares is None else check_shares(shares, len(fleet))
     check_horizon(fleet, rounds, strict=False)
     rounds, numbers, vectors = int(rounds), _seed_numbers(seeds), as_vectors(deltas, len(fleet))
     rule = None if server.remembers or type(server) is Sum else server  # None: the clients' own scales
@@ -158,11 +160,10 @@ def _uncontradicted(tally: Tally, exact: Exact, policy: Policy, even: bool) -> E
     known = exact.figures.mean_weight
     if known is None or not judge.contradicts(tally, known, even):
         return exact
-    warnings.warn(
+    warn(
         f"the law of {type(policy).__name__} does not agree with what was measured on this fleet (mean weights are off "
         f"by up to {np.abs(tally.clients.mean(tally.seeds) - known).max():.3g}); exact values are left out.",
-        EverfedWarning,
-        stacklevel=3,
+        2,
     )
     return Exact(Figures())
 
@@ -181,20 +182,6 @@ def _seed_numbers(seeds: int | Sequence[int]) -> list[int]:
     if len(set(numbers)) < len(numbers):
         raise InputError("a seed is named twice; each run of an audit needs a seed of its own.")
     return numbers
-
-
-def _shares(shares: Sequence[float] | Floats | None, n: int) -> Floats:
-    if shares is None:
-        return np.full(n, 1.0 / n)
-    try:
-        p = np.asarray(shares, np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"shares must be numbers, one per client; got {shares!r}.") from None
-    if p.shape != (n,):
-        raise InputError(f"{p.size} shares were given for {n} clients; give one share per client.")
-    if not (np.all(p >= 0) and math.isclose(p.sum(), 1.0, rel_tol=1e-6)):
-        raise InputError(f"shares must be non-negative and sum to 1; these sum to {p.sum():g}.")
-    return p
 
 
 def _plain(value: Any) -> Any:

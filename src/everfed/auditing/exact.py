@@ -19,7 +19,8 @@ from everfed.energy.fleet import Fleet
 from everfed.scheduling.laws import Law, are_independent, is_deterministic, law_of, seedless
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy, Policy, WaitForAll
-from everfed.server import HTScaffold, ServerRule, Sum, Truncated
+from everfed.server.control import HTScaffold
+from everfed.server.rules import ServerRule, Sum, Truncated
 
 # Rules whose factor for a participant is a function of the scale it asks for, and of nothing else.
 _MEMORYLESS = (Sum, Truncated, HTScaffold)

@@ -15,7 +15,7 @@ from everfed.energy.profile import Profile
 from everfed.energy.random_arrivals import RandomArrivals
 from everfed.errors import InputError
 from everfed.scheduling.policies import Policy
-from everfed.server import ServerRule
+from everfed.server.rules import ServerRule
 
 
 @dataclass(frozen=True)

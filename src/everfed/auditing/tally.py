@@ -7,7 +7,8 @@ import numpy as np
 from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.fleet import Fleet, Group
 from everfed.scheduling.plan import Schedule
-from everfed.server import ServerRule, Weighting
+from everfed.server.aggregate import Weighting
+from everfed.server.rules import ServerRule
 
 # Numbers (rounds x clients) up to which single rounds of single clients are followed; beyond it, groups alone are.
 _MOST_FOLLOWED = 1 << 22

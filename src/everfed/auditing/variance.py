@@ -17,7 +17,7 @@ from everfed.auditing.upgrade import Upgrade, best_upgrade
 from everfed.energy.fleet import Fleet
 from everfed.scheduling.laws import is_deterministic
 from everfed.scheduling.policies import Policy
-from everfed.server import ServerRule
+from everfed.server.rules import ServerRule
 
 _UNKNOWN = "not known: this schedule has no exact law on this fleet, so that no change to it can be computed."
 

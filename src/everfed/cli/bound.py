@@ -10,12 +10,11 @@ from rich.table import Table
 
 from everfed.arrays import Floats
 from everfed.cli import options as o
-from everfed.cli.screen import Screen
-from everfed.energy import Fleet
+from everfed.cli.screen import Screen, table
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.run import config
-from everfed.theory import CONSTANTS, PROVEN, Bound
-from everfed.theory import bound as theorem
+from everfed.theory import CONSTANTS, PROVEN, Bound, bound as theorem
 from everfed.theory.coverage import check_training, participation
 
 _PROBLEM = "Problem"
@@ -50,10 +49,8 @@ def bound(
     target: Annotated[
         float | None, typer.Option(help="Also say how many iterations bring the bound down to this gap.")
     ] = None,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    screen: Screen,
 ) -> None:
     """How far from the optimum can a run end? The paper's theorem, corrected.
 
@@ -63,7 +60,6 @@ def bound(
 
     Example: everfed bound --mu 1 --L 4 --G 1 --sigma 1 --heterogeneity 0.5 --initial-distance-sq 1 --rounds 1000
     """
-    screen = Screen(json, quiet, no_color)
     experiment = config.from_dict(raw)
     fleet = experiment.make_fleet()
     check_training(experiment.client, experiment.gradients, experiment.compression, experiment.server_optimizer)
@@ -85,7 +81,7 @@ def bound(
     )
     proven = PROVEN[kind]
     needed = None if target is None else {name: result.required_iterations(target, name) for name in proven}
-    if json:
+    if screen.as_json:
         everything = result.to_dict()
         only = {
             key: {name: value[name] for name in proven} if isinstance(value, dict) else value
@@ -100,9 +96,8 @@ def bound(
 
 
 def _bounds(result: Bound, proven: tuple[str, ...], target: float | None, needed: dict[str, int] | None) -> Table:
-    out = Table(title=f"E[F(w)] - F* after {result.iterations:,} iterations is at most", title_justify="left")
-    for column in ("proven for", "γ", "C", "bound", *([f"iterations to {target:g}"] if needed else [])):
-        out.add_column(column, justify="left" if column == "proven for" else "right")
+    columns = ["proven for", "γ", "C", "bound", *([f"iterations to {target:g}"] if needed else [])]
+    out = table(f"E[F(w)] - F* after {result.iterations:,} iterations is at most", columns)
     for name in proven:
         numbers = (result.gammas[name], result.constants[name], result.at(result.iterations, name))
         cells = [f"{number:.6g}" for number in numbers]
@@ -111,15 +106,13 @@ def _bounds(result: Bound, proven: tuple[str, ...], target: float | None, needed
     out.caption = f"B = {result.B:.6g}, κ = {result.kappa:.6g}; SGD with step 2/(μ(γ+t)), strongly convex losses" + (
         f"\n{formulas}" if formulas else ""
     )
-    out.caption_justify = "left"
     return out
 
 
 def _groups(fleet: Fleet, result: Bound, constant: str) -> Table:
     """What each energy group adds to a constant."""
-    out = Table(title=f"what the wait for energy adds to C ({CONSTANTS[constant].proven_for})", title_justify="left")
-    for column in ("energy group", "clients", "share of data", "adds to C", "part of C", "adds to the bound"):
-        out.add_column(column, justify="left" if column == "energy group" else "right")
+    columns = ("energy group", "clients", "share of data", "adds to C", "part of C", "adds to the bound")
+    out = table(f"what the wait for energy adds to C ({CONSTANTS[constant].proven_for})", columns)
     parts = result.parts[constant]
     to_bound = 2.0 * result.kappa / (result.mu * (result.gammas[constant] + result.iterations))
     for group in fleet.groups():
@@ -133,16 +126,13 @@ def _groups(fleet: Fleet, result: Bound, constant: str) -> Table:
             f"{added * to_bound:.6g}",
         )
     if parts.common:
-        out.caption, out.caption_justify = f"{parts.common:.6g} of C belongs to no client", "left"
+        out.caption = f"{parts.common:.6g} of C belongs to no client"
     return out
 
 
 def _dealt(text: str, flag: str, clients: int) -> Floats:
     """'1,2' as one number a client, dealt round the clients as cycles are."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{flag} is '{text}'; write numbers with commas, such as 1 or 1,2,2,4.") from None
+    values = o.number_list(text, flag)
     if len(values) > clients:
         raise InputError(f"{flag} has {len(values)} numbers for {clients} clients; give at most one a client.")
     return np.resize(np.asarray(values), clients)

@@ -8,8 +8,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from everfed.cli import options as o
-from everfed.cli.screen import Screen
-from everfed.data import DATASETS
+from everfed.cli.screen import TextScreen
+from everfed.data.datasets import DATASETS
 from everfed.data.fetch import cache_folder
 from everfed.errors import InputError
 from everfed.registry import lookup
@@ -20,12 +20,12 @@ _FETCHED = [name for name, kind in DATASETS.items() if hasattr(kind, "fetch")]
 
 
 @data_app.command("get")
+@o.grouped
 def get(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(_FETCHED)}.")],
     folder: Annotated[str, typer.Option(help="Where the files lie already, instead of fetching them.")] = "",
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    screen: TextScreen,
 ) -> None:
     """Fetch a data set into the cache (EVERFED_DATA, or everfed in your cache folder).
 
@@ -33,7 +33,6 @@ def get(
 
     Example: everfed data get cifar10
     """
-    screen = Screen(False, quiet, no_color)
     kind = lookup(DATASETS, name, "data set")
     if name not in _FETCHED:
         raise InputError(f"'{name}' ships with a dependency and need not be fetched; {', '.join(_FETCHED)} can be.")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from everfed.cli.options import ENGINES
+from everfed.cli.options import ENGINES, Place, Work
 from everfed.errors import InputError, unknown
 from everfed.run.experiment import Experiment
 from everfed.run.loop import Run
@@ -15,30 +15,30 @@ from everfed.studies import sweep
 
 
 @contextmanager
-def executor(engine: str, address: str | None, jobs: int, experiment: Experiment) -> Iterator[sweep.Executor | None]:
+def executor(work: Work, experiment: Experiment) -> Iterator[sweep.Executor | None]:
     """What executes the runs of a sweep; None: processes of this machine. experiment: one of them, to try."""
-    if _is_local(engine, {"--address": address}):
+    if _is_local(work):
         start(experiment)  # refuse bad input, and say notes once, before workers start
         yield None
         return
     from everfed.ray import OnCluster, connect, on_driver
 
-    with connect(address or os.environ.get("RAY_ADDRESS")) as cluster:
+    with connect(work.address or os.environ.get("RAY_ADDRESS")) as cluster:
         start(on_driver(experiment, cluster.on_gpu(experiment.device)))
-        yield OnCluster(cluster, jobs)
+        yield OnCluster(cluster, work.jobs)
 
 
 @contextmanager
 def maker(
-    engine: str, address: str | None, workers: int, state: str | None, on_divergence: str
+    place: Place, workers: int, state: str | None, on_divergence: str
 ) -> Iterator[Callable[[Experiment], Run] | None]:
     """What sets up a run; None: on this machine alone."""
-    if _is_local(engine, {"--address": address, "--workers": workers, "--client-state": state}):
+    if _is_local(place, {"--workers": workers, "--client-state": state}):
         yield None
         return
     from everfed.ray import connect, sharded
 
-    with connect(address or os.environ.get("RAY_ADDRESS")) as cluster, ExitStack() as stack:
+    with connect(place.address or os.environ.get("RAY_ADDRESS")) as cluster, ExitStack() as stack:
 
         def make(experiment: Experiment) -> Run:
             made = sharded(experiment, cluster, workers, state=state or "worker", on_divergence=on_divergence)
@@ -47,10 +47,10 @@ def maker(
         yield make
 
 
-def _is_local(engine: str, of_ray: dict[str, object]) -> bool:
-    if engine not in ENGINES:
-        raise InputError(unknown("engine", engine, ENGINES))
-    given = [flag for flag, value in of_ray.items() if value]
-    if engine == "local" and given:
+def _is_local(place: Place, of_ray: dict[str, object] | None = None) -> bool:
+    if place.engine not in ENGINES:
+        raise InputError(unknown("engine", place.engine, ENGINES))
+    given = [flag for flag, value in {"--address": place.address, **(of_ray or {})}.items() if value]
+    if place.engine == "local" and given:
         raise InputError(f"{', '.join(given)} is for clusters; give --engine ray as well.")
-    return engine == "local"
+    return place.engine == "local"

@@ -12,11 +12,10 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from everfed.auditing import Audit
-from everfed.auditing import audit as run_audit
+from everfed.auditing.audit import Audit, audit as run_audit
 from everfed.cli import options as o
-from everfed.cli.screen import Screen
-from everfed.energy import Fleet
+from everfed.cli.screen import Screen, table
+from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
@@ -24,8 +23,8 @@ from everfed.planning import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.setup import resolve_device
-from everfed.scheduling import PlanStep
-from everfed.server import Sum
+from everfed.scheduling.plan import PlanStep
+from everfed.server.rules import Sum
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
@@ -38,10 +37,8 @@ def plan(
     as_csv: Annotated[
         bool, typer.Option("--csv", help="One line a participation: round,client,scale.", rich_help_panel="Output")
     ] = False,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    screen: Screen,
 ) -> None:
     """Who trains in which round, and with which scale.
 
@@ -50,7 +47,6 @@ def plan(
 
     Example: everfed plan --clients 8 --rounds 20, or: everfed plan --clients 1000 --rounds 100 --csv > plan.csv
     """
-    screen = Screen(json, quiet, no_color)
     experiment = _experiment(raw)
     fleet = experiment.make_fleet()
     seed = experiment.seeds.schedule if seed is None else seed
@@ -63,7 +59,7 @@ def plan(
                 [step.round, client, f"{scale:g}"]
                 for client, scale in zip(step.clients.tolist(), step.scales.tolist(), strict=True)
             )
-    elif json:
+    elif screen.as_json:
         _stream_json(steps)
     else:
         _tell_assumptions(screen, experiment)
@@ -75,20 +71,17 @@ def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
     spec = experiment.fleet
     if not isinstance(spec, DeviceFleet):
         return
-    out = Table(title="from physics to cycles", title_justify="left")
     rows = spec.assumptions(experiment.local_steps, experiment.compression)
     quantised = isinstance(experiment.compression, AdaptiveQsgd)
     columns = ["devices", "count", "a round, J", "supply, J", "asleep, J", "battery, rounds", "busy, s", "on air, s"]
-    for column in [*columns, "cycle E", *["bits"] * quantised]:
-        out.add_column(column, justify="left" if column == "devices" else "right")
+    caption = f"per round of {spec.round_s:g} s, at the battery, on average over the year or the trace"
+    out = table("from physics to cycles", [*columns, "cycle E", *["bits"] * quantised], caption=caption)
     for a in rows:
         numbers = (a.cost_j, a.supply_j, a.standby_j, a.battery_rounds, a.train_s + a.air_s, a.air_s)
         amounts = [f"{number:.4g}" for number in numbers]
         out.add_row(
             a.label, str(a.count), *amounts, _span(a.cycles), *([_span(a.bits)] if quantised and a.bits else [])
         )
-    out.caption = f"per round of {spec.round_s:g} s, at the battery, on average over the year or the trace"
-    out.caption_justify = "left"
     screen.out.print(out)
     screen.out.print(
         f"Round 0 begins at midnight of {spec.start_day}, UTC{f'{spec.utc_h:+g} h' if spec.utc_h else ''}."
@@ -117,9 +110,8 @@ def _stream_json(steps: Iterator[PlanStep]) -> None:
 
 
 def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, experiment: Experiment, seed: int) -> Table:
-    out = Table(title=f"{experiment.title}, seed {seed}", title_justify="left")
-    for column in ("round", "trains", "client×scale", "round weight", "harvested", "spent", "wasted"):
-        out.add_column(column, justify="left" if column == "client×scale" else "right")
+    columns = ("round", "trains", "client×scale", "round weight", "harvested", "spent", "wasted")
+    out = table(f"{experiment.title}, seed {seed}", columns, left=["client×scale"])
     for step in steps:
         pairs = [f"{c}×{s:g}" for c, s in zip(step.clients.tolist(), step.scales.tolist(), strict=True)]
         energy = step.energy
@@ -133,7 +125,6 @@ def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, experiment: Experiment,
     summed = experiment.server == Sum()
     means = "1 on average if unbiased" if summed else "before the server's rule, which everfed audit takes into account"
     out.caption = f"round weight: participants' scales times equal data shares, {means}; energy so far"
-    out.caption_justify = "left"
     return out
 
 
@@ -149,10 +140,8 @@ def audit(
         str,
         typer.Option(help="How much of the data each client holds: equal, or as in the experiment's own data (data)."),
     ] = "equal",
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    screen: Screen,
 ) -> None:
     """Is a method unbiased, how noisy is it, and is the energy there?
 
@@ -161,7 +150,6 @@ def audit(
 
     Example: everfed audit --method greedy --cycles 1,5,10,20 --rounds 1000
     """
-    screen = Screen(json, quiet, no_color)
     experiment = _experiment(raw)
     fleet, seed_numbers = experiment.make_fleet(), o.seed_list(seeds)
     if shares not in ("equal", "data"):
@@ -178,7 +166,7 @@ def audit(
             server=experiment.server,
             deltas=lengths,
         )
-    if json:
+    if screen.as_json:
         screen.json({**result.to_dict(), "shares": shares})
         return
     _tell_assumptions(screen, experiment)
@@ -196,9 +184,8 @@ def audit(
 
 
 def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
-    out = Table(title=f"{title}: clients, measured (exact)", title_justify="left")
-    for column in ("energy group", "clients", "participation rate", "mean weight", "gap mean", "gap variance"):
-        out.add_column(column, justify="right" if column != "energy group" else "left")
+    columns = ("energy group", "clients", "participation rate", "mean weight", "gap mean", "gap variance")
+    out = table(f"{title}: clients, measured (exact)", columns)
     for group in fleet.groups():
         cells = []
         for name in ("participation_rate", "mean_weight", "gap_mean", "gap_variance"):
@@ -215,9 +202,7 @@ def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
 
 
 def _fleet_table(result: Audit) -> Table:
-    out = Table(title="fleet", title_justify="left")
-    for column in ("", "measured", "exact"):
-        out.add_column(column, justify="right" if column else "left")
+    out = table("fleet", ("", "measured", "exact"))
     rows = {
         "round weight, mean": "round_weight_mean",
         "round weight, variance": "round_weight_variance",

@@ -10,28 +10,33 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from everfed import plugins, presets
-from everfed.data import DATASETS, SPLITS
-from everfed.energy import ARRIVALS
+from everfed.cli.screen import PANEL
+from everfed.data.datasets import DATASETS
+from everfed.data.partition import SPLITS
+from everfed.energy.arrivals import ARRIVALS
 from everfed.errors import InputError, unknown
-from everfed.learning import MODELS, OPTIMIZERS, SCHEDULES
+from everfed.learning.models import MODELS
+from everfed.learning.optim import OPTIMIZERS, SCHEDULES
 from everfed.learning.precision import PRECISIONS
 from everfed.methods import METHODS
 from everfed.registry import lookup
 from everfed.run import config
+from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import TRACKERS
-from everfed.studies.sweep import COMPARED as _COMPARED
-from everfed.studies.sweep import overwritten
+from everfed.studies.sweep import COMPARED as _COMPARED, overwritten
 from everfed.trainers.choose import TRAINERS
 
 plugins.import_installed()  # so that the lists of names below have theirs too
 
-_FLEET, _TRAINING, _OUTPUT, CLUSTER = "Fleet", "Training", "Output", "Cluster"
+_HERE = __name__.rpartition(".")[0]
+_FLEET, _TRAINING, CLUSTER = "Fleet", "Training", "Cluster"
 ENGINES = ("local", "ray")
 COMPARED = ",".join(_COMPARED)
 
@@ -47,7 +52,7 @@ class Short(NamedTuple):
     read: Callable[[Any, str], Any] = lambda value, flag: value
 
 
-def _list_of_numbers(text: str, flag: str) -> list[int]:
+def _whole(text: str, flag: str) -> list[int]:
     """'1,5,10' as whole numbers, or an error that names the option."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
@@ -90,16 +95,9 @@ SHORT = (
         "E: rounds a client needs to harvest one round's energy. Dealt round the clients: with 1,5,10,20 client 0 "
         "can train every round, client 3 every 20th.",
         _FLEET,
-        _list_of_numbers,
+        _whole,
     ),
-    Short(
-        "--offsets",
-        "fleet.offsets",
-        str,
-        "First round with energy: one a cycle or one a client.",
-        _FLEET,
-        _list_of_numbers,
-    ),
+    Short("--offsets", "fleet.offsets", str, "First round with energy: one a cycle or one a client.", _FLEET, _whole),
     Short("--arrivals", "fleet.arrivals", str, f"How energy comes: {_names(ARRIVALS)}.", _FLEET),
     Short("--capacity", "fleet.capacity", float, "Battery in rounds' worth of energy; 0: as needed.", _FLEET),
 )
@@ -121,39 +119,13 @@ Grid = Annotated[
 Methods = Annotated[
     str, typer.Option(help=f"Which methods, with commas: {', '.join(METHODS)}.", rich_help_panel=_TRAINING)
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Machine-readable result on standard output.", rich_help_panel=_OUTPUT)
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no notes, only the result.", rich_help_panel=_OUTPUT)
-]
-NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text (so does NO_COLOR=1).", rich_help_panel=_OUTPUT)]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)]
-Jobs = Annotated[
-    int, typer.Option(help="Runs side by side (with Ray: on each GPU); 0: one a core on a CPU, one at a time on a GPU.")
-]
-Engine = Annotated[
-    str,
-    typer.Option(
-        help=f"Who does the work: {_names(ENGINES)}. Ray spreads it over a cluster; it needs the extra 'ray'.",
-        rich_help_panel=CLUSTER,
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="Of Ray: the head's host:port, or auto (also from RAY_ADDRESS); none: a Ray is started here and ended.",
-        show_default=False,
-        rich_help_panel=CLUSTER,
-    ),
-]
 CheckpointEvery = Annotated[
     float, typer.Option(help="Seconds between checkpoints: the most work that a kill can cost.")
 ]
 OnDivergence = Annotated[str, typer.Option(help="stop, or skip: leave updates that are not finite out and go on.")]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help=f"Also write to {_names(TRACKERS)}. Repeatable.", rich_help_panel=_OUTPUT),
+    typer.Option("--track", help=f"Also write to {_names(TRACKERS)}. Repeatable.", rich_help_panel=PANEL),
 ]
 Plugin = Annotated[
     list[str] | None,
@@ -174,16 +146,72 @@ _Settings = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Who does a command's work."""
+
+    engine: Annotated[
+        str,
+        typer.Option(
+            help=f"Who does the work: {_names(ENGINES)}. Ray spreads it over a cluster; it needs the extra 'ray'.",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = "local"
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of Ray: the head's host:port, or auto (also from RAY_ADDRESS); none: a Ray is started here and "
+            "ended.",
+            show_default=False,
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Work(Place):
+    """How many runs are done."""
+
+    jobs: Annotated[
+        int,
+        typer.Option(help="Runs side by side (with Ray: on each GPU); 0: one a core on a CPU, one at a time on a GPU."),
+    ] = 0
+    checkpoint_every: CheckpointEvery = DEFAULT_CHECKPOINT_S
+
+
+def _presented(wrapper: Callable[..., None], command: Callable[..., None], options: list[inspect.Parameter]) -> Any:
+    """A function that typer takes for a command with these options."""
+    functools.update_wrapper(wrapper, command)
+    del wrapper.__dict__["__wrapped__"]  # typer must see the new signature, not the command's own
+    given = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
+    wrapper.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in given}
+    return wrapper
+
+
+def grouped(command: Callable[..., None]) -> Any:
+    """Options that belong together, as one parameter: `screen: Screen` is made of --json, --quiet and so on."""
+    own = inspect.signature(command, eval_str=True).parameters
+    kinds = {n: p.annotation for n, p in own.items() if getattr(p.annotation, "__module__", "").startswith(_HERE)}
+    parts = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
+
+    def wrapper(**given: Any) -> None:
+        made = {name: kind(**{n: given.pop(n) for n in parts[name]}) for name, kind in kinds.items()}
+        command(**given, **made)
+
+    return _presented(wrapper, command, [p for n, one in own.items() for p in parts.get(n, {n: one}).values()])
+
+
 def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callable[[Callable[..., None]], Any]:
     """Add EXPERIMENT, --set, --plugin and the short options to a command; it gets their result as `raw`.
 
     A command with a parameter `chosen` also gets the keys that were set on the command line.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
+    def decorate(command: Callable[..., None]) -> Any:
+        command = grouped(command)
+        own = inspect.signature(command).parameters
 
-        @functools.wraps(command)
         def wrapper(**given: Any) -> None:
             values = {short: given.pop(_name(short)) for short in shorts}
             settings = given.pop("settings") or []
@@ -196,27 +224,16 @@ def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callabl
                 given["chosen"] = keys + [config.parse_setting(text)[0] for text in settings]
             command(raw=raw, **given)
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        added = [inspect.Parameter("experiment", keyword, default=default, annotation=_Source)]
-        added += [p.replace(kind=keyword) for name, p in own.items() if name not in ("raw", "chosen")]
-        added += [
-            inspect.Parameter(
-                _name(short),
-                keyword,
-                default=None,
-                annotation=Annotated[
-                    short.type | None,
-                    typer.Option(short.flag, help=short.help, rich_help_panel=short.panel, show_default=False),
-                ],
-            )
-            for short in shorts
-        ]
-        added += [inspect.Parameter("settings", keyword, default=None, annotation=_Settings)]
-        added += [inspect.Parameter("plugin", keyword, default=None, annotation=Plugin)]
-        wrapper.__signature__ = inspect.Signature(added)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {p.name: p.annotation for p in added}
-        del wrapper.__wrapped__  # typer must see the new signature, not the command's own
-        return wrapper
+        def option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+            return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+        added = [option("experiment", default, _Source)]
+        added += [p for name, p in own.items() if name not in ("raw", "chosen")]
+        for short in shorts:
+            shown = typer.Option(short.flag, help=short.help, rich_help_panel=short.panel, show_default=False)
+            added.append(option(_name(short), None, Annotated[short.type | None, shown]))
+        added += [option("settings", None, _Settings), option("plugin", None, Plugin)]
+        return _presented(wrapper, command, added)
 
     return decorate
 

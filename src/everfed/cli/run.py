@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,8 +37,6 @@ def run(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say how the model would be trained, part by part and why, and exit.")
     ] = False,
-    engine: o.Engine = "local",
-    address: o.Address = None,
     workers: Annotated[
         int,
         typer.Option(
@@ -55,10 +51,9 @@ def run(
             rich_help_panel=o.CLUSTER,
         ),
     ] = None,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    place: o.Place,
+    screen: Screen,
 ) -> None:
     """Train one model with one method, and say how it went.
 
@@ -69,7 +64,6 @@ def run(
 
     Example: everfed run digits --method greedy --rounds 200 --set client.lr=0.1
     """
-    screen = Screen(json, quiet, no_color)
     if seed is not None:
         config.change(raw, "seed", seed)
     experiment = config.from_dict(raw)
@@ -78,7 +72,7 @@ def run(
         return
     folder = out or Path("everfed-out/runs") / folder_name(experiment)
     began = time.perf_counter()
-    with maker(engine, address, workers, client_state, on_divergence) as make, Stop(screen) as stop:
+    with maker(place, workers, client_state, on_divergence) as make, Stop(screen) as stop:
         rounds = stored_rounds(
             experiment,
             folder,
@@ -92,16 +86,14 @@ def run(
         done = sum(1 for _ in watched(followed, experiment.rounds, screen))
     stored = open_run(folder)
     if stored.state != "done":
-        screen.err.print(f"stopped after round {len(stored.rounds)} of {experiment.rounds}; resume with:", markup=False)
-        screen.err.print(f"  everfed {shlex.join(sys.argv[1:])}", markup=False)
-        raise typer.Exit(130)
+        screen.stopped(f"stopped after round {len(stored.rounds)} of {experiment.rounds}; resume with:")
     if done == 0:
         screen.note(f"this run was done already, in {folder}; --out another folder, or delete it, to run it again.")
     seconds = time.perf_counter() - began
     silent = report.silence(stored)
     if silent:
         screen.note(silent)
-    if json:
+    if screen.as_json:
         screen.json(_result(stored, seconds))
     else:
         screen.out.print(_table(stored, seconds))

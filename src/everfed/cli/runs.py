@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from everfed import presets, report
 from everfed.cli import options as o
-from everfed.cli.screen import Screen
+from everfed.cli.screen import Debug, Screen, TextScreen, table
 from everfed.errors import InputError
 from everfed.run import config
 from everfed.run.schema import schema
@@ -19,34 +18,31 @@ from everfed.store import StoredRun, Unreadable, find_runs, open_runs
 _Paths = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]
 
 
+@o.grouped
 def runs(
     folders: _Paths = None,
     plugin: o.Plugin = None,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    screen: Screen,
 ) -> None:
     """List the runs below a folder (default: everfed-out), with their state and headline.
 
     Example: everfed runs everfed-out/compare
     """
-    screen = Screen(json, quiet, no_color)
     o.load_plugins(plugin)
     opened, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")], none_is_fine=True))
     known = report.distinct(opened)
     found = known.runs
     for note in known.notes:
         screen.note(note)
-    if json:
+    if screen.as_json:
         copies = [[str(path) for path in paths] for paths in known.copies]
         rows = [{**_headline(run), "copies": also} for run, also in zip(found, copies, strict=True)]
         screen.json(rows + [{**_headline(one), "copies": []} for one in unreadable])
         return
     lines = [*map(_headline, found), *map(_headline, unreadable)]
-    out = Table(title=f"{len(lines)} run{'s' * (len(lines) != 1)}", title_justify="left")
-    for column in ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent"):
-        out.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
+    columns = ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent")
+    out = table(f"{len(lines)} run{'s' * (len(lines) != 1)}", columns, left=columns[:2])
     for line in lines:
         out.add_row(
             line["run"],
@@ -80,14 +76,14 @@ def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
     return row
 
 
+@o.grouped
 def make_report(
     folders: _Paths = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
     plugin: o.Plugin = None,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    screen: TextScreen,
 ) -> None:
     """One self-contained page about runs: curves, energy groups, who trained when, tables.
 
@@ -95,7 +91,6 @@ def make_report(
 
     Example: everfed report everfed-out/compare -o report.html
     """
-    screen = Screen(False, quiet, no_color)
     found = _open(screen, folders, plugin)
     page = report.page(found, output, title)
     for note in report.notes(report.distinct(found), report.lines(found)):
@@ -103,24 +98,23 @@ def make_report(
     screen.out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", markup=False)
 
 
+@o.grouped
 def make_figure(
     folders: _Paths = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .pdf, .png or .svg file.")] = Path("figure.pdf"),
     title: Annotated[str | None, typer.Option(help="A line above the panels.")] = None,
     plugin: o.Plugin = None,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    screen: TextScreen,
 ) -> None:
     """The paper's figure from runs, ready for print.
 
     Example: everfed figure everfed-out/compare -o figure.pdf
     """
-    screen = Screen(False, quiet, no_color)
     screen.out.print(str(report.figure(_open(screen, folders, plugin), output, title)), markup=False)
 
 
-def _open(screen: Screen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:
+def _open(screen: TextScreen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:
     """The runs below folders that can be read, at least one; of the others a note says why not."""
     o.load_plugins(named)
     runs, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")]))
@@ -130,7 +124,7 @@ def _open(screen: Screen, folders: list[Path] | None, named: list[str] | None) -
     return runs
 
 
-def _tell_unreadable(screen: Screen, unreadable: list[Unreadable]) -> None:
+def _tell_unreadable(screen: TextScreen, unreadable: list[Unreadable]) -> None:
     for one in unreadable:
         screen.note(_why(one))
 
@@ -139,7 +133,7 @@ def _why(one: Unreadable) -> str:
     return f"'{one.path}' cannot be read: {one.reason}"
 
 
-def _find(screen: Screen, folders: list[Path], none_is_fine: bool = False) -> list[Path]:
+def _find(screen: TextScreen, folders: list[Path], none_is_fine: bool = False) -> list[Path]:
     found: dict[Path, Path] = {}  # by where it really lies: links and detours lead to the same folder
     for folder in folders:
         if not folder.exists() and not none_is_fine:
@@ -180,7 +174,7 @@ def list_presets(context: typer.Context) -> None:
 def show_preset(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
     full: Annotated[bool, typer.Option("--full", help="With every default written out.")] = False,
-    debug: o.Debug = False,
+    debug: Debug = False,
 ) -> None:
     """Print a preset as TOML: a start for an experiment file of your own."""
     content = presets.content(name)

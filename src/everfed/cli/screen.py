@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import (
@@ -22,6 +24,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from everfed.errors import EverfedWarning
@@ -29,15 +32,24 @@ from everfed.run.history import RoundRecord
 from everfed.studies import sweep
 
 _BARS = "▁▂▃▄▅▆▇█"
+PANEL = "Output"
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no notes, only the result.", rich_help_panel=PANEL)
+]
+NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text (so does NO_COLOR=1).", rich_help_panel=PANEL)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL)]
 
 
-class Screen:
+class TextScreen:
     """Results go to standard output, everything else to standard error."""
 
-    def __init__(self, as_json: bool = False, quiet: bool = False, no_color: bool = False) -> None:
+    as_json = False
+
+    def __init__(self, quiet: Quiet = False, no_color: NoColor = False, debug: Debug = False) -> None:
+        """debug: read by `main`, which shows errors."""
         plain = no_color or "NO_COLOR" in os.environ
         colours: Any = None if plain else "auto"
-        self.as_json, self.quiet = as_json, quiet
         self.out = Console(color_system=colours, highlight=False, width=None if sys.stdout.isatty() else 120)
         self.err = Console(stderr=True, color_system=colours, highlight=False, quiet=quiet, soft_wrap=True)
         self.live = self.err.is_terminal and not quiet
@@ -51,8 +63,38 @@ class Screen:
     def note(self, text: str) -> None:
         self.err.print(f"note: {text}", style="yellow", markup=False)
 
+    def stopped(self, said: str) -> NoReturn:
+        """After Ctrl-C: how to go on."""
+        self.err.print(said, markup=False)
+        self.err.print(f"  everfed {shlex.join(sys.argv[1:])}", markup=False)
+        raise typer.Exit(130)
+
+
+class Screen(TextScreen):
+    """The same for commands that also have a machine-readable result."""
+
+    def __init__(
+        self,
+        json: Annotated[
+            bool, typer.Option("--json", help="Machine-readable result on standard output.", rich_help_panel=PANEL)
+        ] = False,
+        quiet: Quiet = False,
+        no_color: NoColor = False,
+        debug: Debug = False,
+    ) -> None:
+        super().__init__(quiet, no_color, debug)
+        self.as_json = json
+
     def json(self, value: Any) -> None:
         print(json.dumps(value, indent=2))
+
+
+def table(title: str, columns: Sequence[str], left: Sequence[str] | None = None, caption: str | None = None) -> Table:
+    """An empty table of numbers. left: columns of words, the first one unless given."""
+    out = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for column in columns:
+        out.add_column(column, justify="left" if column in (left or columns[:1]) else "right", overflow="fold")
+    return out
 
 
 def sparkline(values: Sequence[float], width: int = 30) -> str:
@@ -68,7 +110,7 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
 class Stop:
     """Ctrl-C asks for a stop after the current round; a second one ends at once."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: TextScreen) -> None:
         self.screen, self.asked = screen, False
 
     def __call__(self) -> bool:
@@ -89,7 +131,7 @@ class Stop:
         self.screen.note("stopping after this round and saving; press Ctrl-C again to end at once.")
 
 
-def watched(records: Iterator[RoundRecord], total: int, screen: Screen) -> Iterator[RoundRecord]:
+def watched(records: Iterator[RoundRecord], total: int, screen: TextScreen) -> Iterator[RoundRecord]:
     """The same records, shown as they come."""
     bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     task = bar.add_task("", total=total)
@@ -133,7 +175,7 @@ def _line(record: RoundRecord, total: int) -> str:
 
 
 @contextmanager
-def many_runs(runs: Sequence[sweep.Planned], screen: Screen) -> Iterator[Callable[[sweep.Progress], None]]:
+def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Callable[[sweep.Progress], None]]:
     """One progress bar for the runs of each label; yields what to call with every Progress."""
     labels = list(dict.fromkeys(run.label for run in runs))
     members = {label: [i for i, run in enumerate(runs) if run.label == label] for label in labels}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +10,12 @@ import typer
 
 from everfed import report
 from everfed.cli import options as o
-from everfed.cli.engine import executor
-from everfed.cli.screen import Screen, Stop, many_runs
-from everfed.cli.tune import TUNE_SEEDS, trial_table, tuned
+from everfed.cli.screen import Screen, Stop
+from everfed.cli.tune import TUNE_SEEDS, carried_out, trial_table, tuned
 from everfed.errors import InputError, some
 from everfed.report.conclusion import of_grid
 from everfed.run import config
 from everfed.store import StoredRun
-from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.studies import sweep
 
 
@@ -38,16 +34,11 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.", rich_help_panel="Output")] = Path(
         "everfed-out/compare"
     ),
-    jobs: o.Jobs = 0,
-    engine: o.Engine = "local",
-    address: o.Address = None,
-    checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
     on_divergence: o.OnDivergence = "stop",
     track: o.Track = None,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    work: o.Work,
+    screen: Screen,
 ) -> None:
     """Compare methods under one energy profile: who learns what, and what it costs.
 
@@ -59,8 +50,7 @@ def compare(
 
     Example: everfed compare digits-dirichlet --seeds 10
     """
-    screen = Screen(json, quiet, no_color)
-    names, where = o.method_list(methods), (engine, address, jobs)
+    names = o.method_list(methods)
     axes = o.grid_axes(grid)
     o.check_chosen(chosen, ["method", *axes])
     if axes and not tune:
@@ -70,15 +60,12 @@ def compare(
         if same:
             raise InputError(f"seed {some(same)} is both tuned on and reported; give --tune-seeds others than --seeds.")
         beside = out.with_name(f"{out.name}-tune")  # not inside: a report on the folder is on what is compared
-        found = tuned(
-            screen, raw, axes, names, o.seed_list(tune_seeds), beside, where, {"checkpoint_s": checkpoint_every}
-        )
+        found = tuned(screen, work, raw, axes, names, o.seed_list(tune_seeds), beside)
         found.save(beside)
-        if not json:
+        if not screen.as_json:
             screen.out.print(trial_table(found))
         raw = found.content()
-    options = {"checkpoint_s": checkpoint_every, "on_divergence": on_divergence, "trackers": track or []}
-    _sweep(screen, raw, {"method": names}, seeds, out, where, options)
+    _sweep(screen, work, raw, {"method": names}, seeds, out, on_divergence=on_divergence, trackers=track or [])
 
 
 @o.takes_experiment("digits")
@@ -90,16 +77,11 @@ def sweep_command(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.", rich_help_panel="Output")] = Path(
         "everfed-out/sweep"
     ),
-    jobs: o.Jobs = 0,
-    engine: o.Engine = "local",
-    address: o.Address = None,
-    checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
     on_divergence: o.OnDivergence = "stop",
     track: o.Track = None,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    work: o.Work,
+    screen: Screen,
 ) -> None:
     """Run a grid of settings over seeds, and summarise it.
 
@@ -107,11 +89,9 @@ def sweep_command(
 
     Example: everfed sweep digits --seeds 0:5 --grid client.lr=0.05,0.2 --grid policy=algorithm1,greedy
     """
-    screen = Screen(json, quiet, no_color)
-    options = {"checkpoint_s": checkpoint_every, "on_divergence": on_divergence, "trackers": track or []}
     axes = o.grid_axes(grid)
     o.check_chosen(chosen, axes)
-    _sweep(screen, raw, axes, seeds, out, (engine, address, jobs), options)
+    _sweep(screen, work, raw, axes, seeds, out, on_divergence=on_divergence, trackers=track or [])
 
 
 def _tell_untuned(screen: Screen, raw: dict[str, Any], runs: list[sweep.Planned]) -> None:
@@ -136,12 +116,12 @@ def _tell_untuned(screen: Screen, raw: dict[str, Any], runs: list[sweep.Planned]
 
 def _sweep(
     screen: Screen,
+    work: o.Work,
     raw: dict[str, Any],
     axes: dict[str, list[Any]],
     seeds: str,
     out: Path,
-    where: tuple[str, str | None, int],
-    options: dict[str, Any],
+    **options: Any,
 ) -> None:
     began = time.perf_counter()
     runs = sweep.plan_runs(raw, axes, o.seed_list(seeds), out / "runs")
@@ -151,13 +131,11 @@ def _sweep(
     before = sum((run.folder / "result.json").exists() for run in runs)
     if before:
         screen.note(f"{before} of {len(runs)} runs in {out} were done already; delete the folder to run them again.")
-    with executor(*where, runs[0].experiment) as spread, Stop(screen) as stop, many_runs(runs, screen) as show:
-        stored = sweep.run_all(runs, jobs=where[2] or None, on_progress=show, stop=stop, executor=spread, **options)
+    with Stop(screen) as stop:
+        stored = carried_out(screen, work, runs, stop, **options)
     if stop():
         done = sum(run.state == "done" for run in stored)
-        screen.err.print(f"stopped; {done} of {len(runs)} runs are done. Resume with:", markup=False)
-        screen.err.print(f"  everfed {shlex.join(sys.argv[1:])}", markup=False)
-        raise typer.Exit(130)
+        screen.stopped(f"stopped; {done} of {len(runs)} runs are done. Resume with:")
     _conclude(screen, runs, stored, out, began)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +13,11 @@ from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
 from everfed.report.lines import show
-from everfed.store.runner import DEFAULT_CHECKPOINT_S
+from everfed.store import StoredRun
 from everfed.studies import sweep
 from everfed.studies.tuning import MOST_STEPS, SEEDS, VALIDATION, Trial, Tuned, tune
 
 TUNE_SEEDS = f"{SEEDS[0]}:{SEEDS[-1] + 1}"
-Where = tuple[str, str | None, int]  # engine, address, jobs
 
 
 @o.takes_experiment("digits")
@@ -43,14 +40,9 @@ def tune_command(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the result.", rich_help_panel="Output")] = Path(
         "everfed-out/tune"
     ),
-    jobs: o.Jobs = 0,
-    engine: o.Engine = "local",
-    address: o.Address = None,
-    checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
-    json: o.Json = False,
-    quiet: o.Quiet = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,
+    *,
+    work: o.Work,
+    screen: Screen,
 ) -> None:
     """Choose the learning rate, or any keys, for each method on held-out samples, never on test data.
 
@@ -61,15 +53,14 @@ def tune_command(
 
     Example: everfed tune digits --grid client.lr=0.1,0.2,0.4, then: everfed compare everfed-out/tune/tuned.toml
     """
-    screen = Screen(json, quiet, no_color)
     axes = o.grid_axes(grid)
     o.check_chosen(chosen, ["method", *axes])
     found = tuned(
-        screen, raw, axes, o.method_list(methods), o.seed_list(seeds), out, (engine, address, jobs),
-        {"checkpoint_s": checkpoint_every}, validation=validation, extend=extend, budget=budget or None,
+        screen, work, raw, axes, o.method_list(methods), o.seed_list(seeds), out,
+        validation=validation, extend=extend, budget=budget or None,
     )  # fmt: skip
     toml, table = found.save(out)
-    if json:
+    if screen.as_json:
         screen.json({**found.to_dict(), "file": str(toml)})
     else:
         screen.out.print(trial_table(found))
@@ -78,45 +69,41 @@ def tune_command(
 
 def tuned(
     screen: Screen,
+    work: o.Work,
     raw: dict[str, Any],
     axes: dict[str, list[Any]],
     methods: list[str],
     seeds: list[int],
     out: Path,
-    where: Where,
-    options: dict[str, Any],
     **limits: Any,
 ) -> Tuned:
     """Tune with progress on the screen; Ctrl-C saves and says how to go on."""
-    with Stop(screen) as stop:
-        found = tune(
-            raw, axes or None, methods=methods, seeds=seeds, out=out,
-            run=_runner(screen, where, options, stop), **limits,
-        )  # fmt: skip
-    for note in found.notes:
-        screen.note(note)
-    return found
-
-
-def _runner(
-    screen: Screen, where: Where, options: dict[str, Any], stop: Stop
-) -> Callable[[Sequence[sweep.Planned]], None]:
     done = 0
 
     def run(runs: Sequence[sweep.Planned]) -> None:
         nonlocal done
         screen.note(f"{'tuning' if not done else 'the grid is extended'}: {len(runs)} runs.")
         done += len(runs)
-        with executor(*where, runs[0].experiment) as spread, many_runs(runs, screen) as progress:
-            sweep.run_all(
-                runs, jobs=where[2] or None, on_progress=progress, stop=stop, executor=spread, **options
-            )  # fmt: skip
+        carried_out(screen, work, runs, stop)
         if stop():
-            screen.err.print("stopped; resume with:", markup=False)
-            screen.err.print(f"  everfed {shlex.join(sys.argv[1:])}", markup=False)
-            raise typer.Exit(130)
+            screen.stopped("stopped; resume with:")
 
-    return run
+    with Stop(screen) as stop:
+        found = tune(raw, axes or None, methods=methods, seeds=seeds, out=out, run=run, **limits)
+    for note in found.notes:
+        screen.note(note)
+    return found
+
+
+def carried_out(
+    screen: Screen, work: o.Work, runs: Sequence[sweep.Planned], stop: Stop, **options: Any
+) -> list[StoredRun]:
+    """Do runs where they are to be done, with their progress on the screen."""
+    with executor(work, runs[0].experiment) as spread, many_runs(runs, screen) as progress:
+        return sweep.run_all(
+            runs, jobs=work.jobs or None, checkpoint_s=work.checkpoint_every, on_progress=progress, stop=stop,
+            executor=spread, **options,
+        )  # fmt: skip
 
 
 def trial_table(found: Tuned) -> Table:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from everfed import registry
+from everfed.checks import check_count
 from everfed.errors import InputError
 
 
@@ -58,8 +59,7 @@ class CentreCrop:
     size: int = 24
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"size is {self.size}; a crop needs at least 1 pixel.")
+        check_count("size", self.size)
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         if len(stored) != 3 or min(stored[1:]) < self.size:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
 from everfed.data.federated import FederatedData, check_labels, checked
 from everfed.data.on_demand import OnDemand
@@ -93,8 +94,7 @@ class Dataset(CentralDataset):
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
         check_seed(seed)
         check_labels(self.y, self.classes, "training")
-        if not isinstance(clients, int | np.integer) or clients < 1:
-            raise InputError(f"clients is {clients!r}; a split needs a whole number of at least 1.")
+        check_count("clients", clients)
         if fleet is not None and len(fleet) != clients:
             raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
         order, starts = arrange(split.assign(self.y, int(clients), seed, fleet), int(clients))

@@ -11,7 +11,6 @@ from everfed import registry
 from everfed.data.dataset import CentralDataset, Dataset
 from everfed.data.images import Cifar10, FashionMnist, Mnist
 from everfed.data.on_demand_synthetic import Synthetic
-from everfed.errors import MissingExtraError
 from everfed.random import Purpose, permutation
 from everfed.registry import lookup
 
@@ -36,10 +35,8 @@ class Digits:
     """1,797 handwritten digits of 8x8 pixels that ship with scikit-learn; a fixed 20 % is the test set."""
 
     def load(self) -> Dataset:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise MissingExtraError("the digits data ship with scikit-learn: pip install scikit-learn.") from error
+        from sklearn.datasets import load_digits  # a second to import
+
         raw = load_digits()
         x = (raw.images / 16.0).astype(np.float32)[:, None]
         y = raw.target.astype(np.int64)

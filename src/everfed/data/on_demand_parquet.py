@@ -16,20 +16,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import parquet
 
 from everfed.arrays import Ints
 from everfed.data.on_demand import ClientSource, Samples
 from everfed.data.on_demand_sources import batches, ranges
 from everfed.data.plain import as_pair
-from everfed.errors import InputError, MissingExtraError, some
-
-
-def _parquet() -> Any:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingExtraError("Parquet files need pyarrow: pip install pyarrow.") from error
-    return parquet
+from everfed.errors import InputError, some
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +92,7 @@ class Parquet:
         if number not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            self._open[number] = _parquet().ParquetFile(self._index.paths[number])
+            self._open[number] = parquet.ParquetFile(self._index.paths[number])
         return self._open[number]
 
     @cached_property
@@ -121,7 +115,6 @@ class _Index:
 
 def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
     """One pass over the column of clients; the samples are not read."""
-    parquet = _parquet()
     paths = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
     if not paths:
         raise InputError(f"there are no Parquet files in '{path}'.")
@@ -188,9 +181,6 @@ def save_parquet(
 
     Inputs of more than one dimension become lists of numbers; read them with `shape`.
     """
-    parquet = _parquet()
-    import pyarrow as pa
-
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     for number, members in enumerate(batches(len(source), clients_a_file)):

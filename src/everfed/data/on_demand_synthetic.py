@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Ints
+from everfed.checks import check_count
 from everfed.data.dataset import CentralDataset
 from everfed.data.on_demand import OnDemand, Samples
 from everfed.data.partition import ByEnergy, Iid, Split
@@ -35,8 +36,7 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("classes", 2), ("side", 2)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; synthetic data need at least {least}.")
+            check_count(name, getattr(self, name), least)
 
     def load(self) -> SyntheticDataset:
         return SyntheticDataset(self)

@@ -12,6 +12,7 @@ import numpy as np
 
 from everfed import registry
 from everfed.arrays import Ints
+from everfed.checks import check_within
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.random import Purpose, derive, permutation
@@ -48,10 +49,7 @@ class Dirichlet:
     per: str = "client"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1e6:
-            raise InputError(
-                f"alpha is {self.alpha}; a Dirichlet split needs a positive alpha up to 1e6 (small is more skewed)."
-            )
+        check_within("(0, 1e6]", alpha=self.alpha)  # small is more skewed
         if self.per not in ("client", "energy-group"):
             raise InputError(f"per is '{self.per}'; a Dirichlet split is per 'client' or per 'energy-group'.")
 
@@ -80,8 +78,7 @@ class ByEnergy:
     strength: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.strength <= 1.0:
-            raise InputError(f"strength is {self.strength}; a by-energy split takes a strength from 0 (iid) to 1.")
+        check_within("[0, 1]", strength=self.strength)  # 0 is iid
 
     def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
         classes = int(labels.max()) + 1

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, strided
-from torch import float as float32
+from torch import Tensor, float as float32, strided
 
 from everfed.arrays import Ints
 from everfed.errors import InputError

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Bools, Floats, Ints
+from everfed.checks import check_within
 from everfed.errors import InputError
 
 _TOTALS = ("harvested", "spent", "wasted", "shortfall", "initial", "standby", "leaked", "lost")
@@ -88,8 +89,7 @@ class Storage:
             if not np.all((value >= 0.0) & (value <= most) & np.isfinite(value)):
                 wanted = "at least 0" if np.isinf(most) else f"from 0 to {most:g}"
                 raise InputError(f"{name} of a battery is {getattr(self, name)}; it must be {wanted}.")
-        if not 0.0 <= self.cost_spread < 1.0:
-            raise InputError(f"cost_spread is {self.cost_spread}; it must be from 0 to below 1.")
+        check_within("[0, 1)", cost_spread=self.cost_spread)
 
     @property
     def scalar(self) -> bool:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from everfed.arrays import Floats, Ints, Seeds
+from everfed.checks import check_within
 from everfed.energy.arrivals import Arrivals
 from everfed.energy.random_arrivals import RandomArrivals
 from everfed.errors import InputError
@@ -34,8 +35,7 @@ class Changing:
     at: int
 
     def __post_init__(self) -> None:
-        if self.at < 0:
-            raise InputError(f"arrivals change in round {self.at}; it must be at least 0.")
+        check_within("[0, inf)", at=self.at)
         clients = len(self.before.cycles), len(self.after.cycles)
         if clients[0] != clients[1]:
             raise InputError(

@@ -10,13 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from everfed.checks import check_count, check_within
 from everfed.errors import InputError
 from everfed.registry import lookup
-
-
-def _check(name: str, value: float) -> None:
-    if not (value >= 0.0 and math.isfinite(value)):
-        raise InputError(f"{name} is {value}; it must be zero or a positive number.")
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,7 @@ class Device:
     guessed: tuple[str, ...] = ("step_s",)
 
     def __post_init__(self) -> None:
-        for name in ("active_w", "sleep_w", "step_s"):
-            _check(name, getattr(self, name))
+        check_within("[0, inf)", active_w=self.active_w, sleep_w=self.sleep_w, step_s=self.step_s)
 
 
 @dataclass(frozen=True)
@@ -60,13 +55,11 @@ class Radio:
     guessed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("up_j_per_mb", "down_j_per_mb", "wake_j"):
-            _check(name, getattr(self, name))
+        check_within("[0, inf)", up_j_per_mb=self.up_j_per_mb, down_j_per_mb=self.down_j_per_mb, wake_j=self.wake_j)
         for name in ("up_bit_s", "down_bit_s"):
             if not getattr(self, name) > 0.0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a positive number.")
-        if not 0.0 < self.duty_cycle <= 1.0:
-            raise InputError(f"duty_cycle is {self.duty_cycle}; it is a part of the time, above 0 and at most 1.")
+        check_within("(0, 1]", duty_cycle=self.duty_cycle)
 
     def air_s(self, up_mb: float, down_mb: float) -> tuple[float, float]:
         """Seconds of sending up and of listening."""
@@ -146,9 +139,8 @@ def round_cost(
     >>> round_cost(device("raspberry-pi-4b"), radio("wifi"), local_steps=5, model_mb=4.3).joules
     31.52
     """
-    if local_steps < 1:
-        raise InputError(f"local_steps is {local_steps}; a round has at least one.")
-    _check("model_mb", model_mb)
+    check_count("local_steps", local_steps)
+    check_within("[0, inf)", model_mb=model_mb)
     up_mb, down_mb = model_mb * sent, model_mb if downloads else 0.0
     train_s, (up_s, down_s) = local_steps * computer.step_s, link.air_s(up_mb, down_mb)
     compute = train_s * max(computer.active_w - computer.sleep_w, 0.0)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from everfed.arrays import Floats
+from everfed.checks import check_count, check_within
 from everfed.energy import devices
 from everfed.energy.solar import SITES, month_and_day, site_power
 from everfed.energy.trace import Series, per_round_repeated, read_content, read_trace
-from everfed.errors import EverfedWarning, InputError, unknown
+from everfed.errors import InputError, unknown, warn
 from everfed.registry import lookup
 
 DAY_S = 86_400.0
@@ -95,17 +95,14 @@ class DeviceGroup:
     switched_off: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InputError(f"count is {self.count}; a group has at least one device.")
-        for name, low, high in (
-            ("panel_wp", 0.0, math.inf), ("trace_scale", 0.0, math.inf), ("battery_wh", 0.0, math.inf),
-            ("charging", 0.0, 1.0), ("discharging", 0.0, 1.0), ("cutoff", 0.0, 1.0), ("start", 0.0, 1.0),
-            ("leak_per_day", 0.0, 1.0), ("spread", 0.0, 0.5), ("step_s", 0.0, math.inf), ("trace_utc_h", -14.0, 14.0),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not (low <= value <= high and math.isfinite(value)):
-                most = f"from {low:g} to {high:g}" if math.isfinite(high) else "a positive number"
-                raise InputError(f"{name} is {value}; it must be {most}.")
+        check_count("count", self.count)
+        for interval, names in {
+            "[0, inf)": ("panel_wp", "trace_scale", "battery_wh", "step_s"),
+            "[0, 1]": ("charging", "discharging", "cutoff", "start", "leak_per_day"),
+            "[0, 0.5]": ("spread",),
+            "[-14, 14]": ("trace_utc_h",),
+        }.items():
+            check_within(interval, **{name: value for name in names if (value := getattr(self, name)) is not None})
         self._check_supply()
         devices.device(self.device)
         devices.radio(self.radio)
@@ -242,7 +239,7 @@ def _check_days(series: Series, label: str) -> None:
             'it, or "refuse" if it is as long as the run.'
         )
     if series.duration_s > DAY_S:
-        warnings.warn(f"{said}, if it has one.", EverfedWarning, stacklevel=2)
+        warn(f"{said}, if it has one.")
 
 
 def _whole_days(series: Series, label: str) -> Series:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from everfed.arrays import Floats, Ints
+from everfed.checks import check_within
 from everfed.energy import devices
 from everfed.energy.battery import Storage
 from everfed.energy.fleet import MAX_CYCLE, Fleet
@@ -84,10 +85,8 @@ class DeviceFleet:
     cost_spread: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.round_s > 0.0 and math.isfinite(self.round_s)):
-            raise InputError(f"round_s is {self.round_s}; a round lasts a positive number of seconds.")
-        if not -14.0 <= self.utc_h <= 14.0:
-            raise InputError(f"utc_h is {self.utc_h}; clocks are at most 14 hours ahead of UTC or behind it.")
+        check_within("(0, inf)", round_s=self.round_s)
+        check_within("[-14, 14]", utc_h=self.utc_h)
         if not self.groups:
             raise InputError("groups is empty; a fleet needs at least one group of devices.")
 

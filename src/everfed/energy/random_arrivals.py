@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.checks import check_within
 from everfed.errors import InputError
 
 
@@ -107,8 +108,7 @@ class Markov(RandomArrivals):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.spell >= 1.0:
-            raise InputError(f"spell is {self.spell}; a good spell lasts more than 1 round on average.")
+        check_within("[1, inf)", spell=self.spell)
         low, high = self._turns_good(), self.stays_good()
         if np.any(low > high):
             short = int(np.argmax(low > high))

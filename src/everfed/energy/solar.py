@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Bools, Floats
+from everfed.checks import check_within
 from everfed.energy.trace import Series
-from everfed.errors import InputError, MissingExtraError
+from everfed.errors import InputError, extra
 from everfed.registry import lookup
 
 HOUR_S, DAY_S, HOURS = 3600.0, 86400.0, 8760
@@ -98,16 +99,17 @@ def site_power(
     tilt_deg: 0 lies flat, 90 stands. azimuth_deg: where it faces, clockwise from north; 180 is
     south, so give 0 south of the equator. losses: share lost in dirt, wires and the converter.
     """
-    tilt = _between("tilt_deg", tilt_deg, 0.0, 90.0)
-    azimuth = _between("azimuth_deg", azimuth_deg, 0.0, 360.0)
-    lost = _between("losses", losses, 0.0, 1.0)
+    check_within("[0, 90]", tilt_deg=tilt_deg)
+    check_within("[0, 360]", azimuth_deg=azimuth_deg)
+    check_within("[0, 1]", losses=losses)
+    panel = (float(tilt_deg), float(azimuth_deg), float(losses))
     clear = latitude is not None or longitude is not None
     if (site is not None) + (path is not None) + clear != 1:
         raise InputError("give one of site, path, or latitude with longitude: that is where the weather comes from.")
     if clear:
-        place = (_between("latitude", latitude, -90.0, 90.0), _between("longitude", longitude, -180.0, 180.0))
-        _pvlib()
-        return _power(_clear_sky(*place), tilt, azimuth, lost)
+        check_within("[-90, 90]", latitude=latitude)
+        check_within("[-180, 180]", longitude=longitude)
+        return _power(_clear_sky(float(latitude), float(longitude)), *panel)  # type: ignore[arg-type]
     if site is not None:
         file = lookup(SITES, site, "site").file
         source = Path(_pvlib().__file__).parent / "data" / file
@@ -116,7 +118,7 @@ def site_power(
         if not source.is_file():
             raise InputError(f"there is no weather file at {path}.")
         _pvlib()
-    return _power(_read_weather(source, hashlib.sha256(source.read_bytes()).hexdigest()), tilt, azimuth, lost)
+    return _power(_read_weather(source, hashlib.sha256(source.read_bytes()).hexdigest()), *panel)
 
 
 def from_day(series: Series, day: str) -> Series:
@@ -143,19 +145,8 @@ def month_and_day(day: str) -> tuple[int, int]:
     return month, date
 
 
-def _between(name: str, value: float | None, low: float, high: float) -> float:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if value is None or not number or not low <= value <= high:
-        raise InputError(f"{name} is {value!r}; it is a number from {low:g} to {high:g}.")
-    return float(value)
-
-
 def _pvlib() -> Any:
-    try:
-        import pvlib
-    except ImportError as error:
-        raise MissingExtraError("energy from the sun needs the extra: pip install 'everfed[solar]'.") from error
-    return pvlib
+    return extra("pvlib", "energy from the sun needs", "solar")
 
 
 def _hours(utc_h: float, moment_h: float) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from everfed.arrays import Floats
+from everfed.checks import check_within
 from everfed.energy.times import read_times
 from everfed.energy.trace_file import ENERGY, UNITS, Columns, Rows, number, read_rows, shown
 from everfed.errors import InputError
@@ -185,8 +186,7 @@ def per_round_repeated(series: Series, round_s: float, begins_s: float = 0.0) ->
 
 
 def check_round(round_s: float) -> float:
-    if isinstance(round_s, bool) or not isinstance(round_s, int | float | np.number) or not 0 < round_s < math.inf:
-        raise InputError(f"round_s is {round_s!r}; a round lasts a finite number of seconds above 0.")
+    check_within("(0, inf)", round_s=round_s)
     return float(round_s)
 
 

@@ -8,8 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from everfed.engine.kernels import gemm
-from everfed.engine.kernels import update as updates
+from everfed.engine.kernels import gemm, update as updates
 from everfed.engine.launch import launch
 from everfed.engine.layers import Step, Update, power, tile
 from everfed.engine.values import Place, Value

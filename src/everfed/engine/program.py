@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from everfed.data.augment import CentreCrop, CropFlip, Plain
-from everfed.engine.kernels import inputs, loss
-from everfed.engine.kernels import update as updates
+from everfed.engine.kernels import inputs, loss, update as updates
 from everfed.engine.launch import launch
 from everfed.engine.layers import Step, Update
 from everfed.engine.lower import Lowered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +14,7 @@ from everfed.arrays import Floats, Ints
 from everfed.engine.launch import INTERPRETED, MisreadError, compiled_together
 from everfed.engine.lower import CannotLowerError, lower
 from everfed.engine.program import Program, bytes_per_client
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, warn
 from everfed.learning.budget import budget
 from everfed.learning.check import Check
 from everfed.learning.optim import SGD, Adam, State, rate
@@ -129,11 +128,7 @@ class Kernels:
         except RuntimeError as error:
             self.recording = False
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(
-                f"the round cannot be recorded as a CUDA graph ({reason}); going on without.",
-                EverfedWarning,
-                stacklevel=2,
-            )
+            warn(f"the round cannot be recorded as a CUDA graph ({reason}); going on without.")
             self.program.round(count)
             return
         graph.replay()

@@ -1,13 +1,13 @@
-from .client import EnergyMod as EnergyMod
-from .client import client_app as client_app
-from .energy import FromCommand as FromCommand
-from .energy import FromFile as FromFile
-from .energy import Measured as Measured
-from .energy import PowerSupply as PowerSupply
-from .energy import Simulated as Simulated
+from .client import EnergyMod as EnergyMod, client_app as client_app
+from .energy import (
+    FromCommand as FromCommand,
+    FromFile as FromFile,
+    Measured as Measured,
+    PowerSupply as PowerSupply,
+    Simulated as Simulated,
+)
 from .identity import Roster as Roster
 from .round_server import RoundLimits as RoundLimits
-from .server import remote_run as remote_run
-from .server import server_app as server_app
+from .server import remote_run as remote_run, server_app as server_app
 from .strategy import EnergyStrategy as EnergyStrategy
 from .testing import Loopback as Loopback

@@ -26,7 +26,9 @@ from everfed.flower.round_server import Opened, RoundLimits, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
 from everfed.flower.wire import Shapes, as_record, send_and_collect
 from everfed.scheduling.policies import Policy
-from everfed.server import ServerOptimizer, ServerRule, ServerSGD, Setting, Sum
+from everfed.server.aggregate import Setting
+from everfed.server.optimizers import ServerOptimizer, ServerSGD
+from everfed.server.rules import ServerRule, Sum
 from everfed.server.step import Server
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, save_checkpoint
 

@@ -6,7 +6,6 @@ step move all rows at once. Participants are trained in chunks that fit a memory
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from everfed.arrays import Ints
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, first_line, warn
 from everfed.learning.budget import budget
 from everfed.learning.check import Check
 from everfed.learning.dropout import counted_dropout
@@ -75,11 +74,7 @@ class Batched:
             ) from None
         self.chunk = clients // 2
         torch.cuda.empty_cache()
-        warnings.warn(
-            f"out of device memory with {clients} clients at once; going on with {self.chunk}.",
-            EverfedWarning,
-            stacklevel=2,
-        )
+        warn(f"out of device memory with {clients} clients at once; going on with {self.chunk}.")
 
     def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
         task = self.task
@@ -120,9 +115,8 @@ class Batched:
         except RuntimeError as error:
             if "vmap" not in str(error) and "atching rule" not in str(error):
                 raise
-            reason = str(error).strip().splitlines()[0]
             raise InputError(
-                f"this model cannot be batched over clients ({reason}); use trainer='one-by-one'."
+                f"this model cannot be batched over clients ({first_line(error)}); use trainer='one-by-one'."
             ) from error
 
     def _forward(self, row: Tensor, x: Tensor, client: Tensor, iteration: int) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from everfed import registry
 from everfed.arrays import Ints
+from everfed.checks import check_count, check_within
 from everfed.energy.physical import Encoding
-from everfed.errors import InputError
 from everfed.learning.task import PlainTrained, Trained
 from everfed.random import Purpose, philox
 
@@ -59,8 +59,7 @@ class _Quantising:
     bucket: int = 512
 
     def __post_init__(self) -> None:
-        if self.bucket < 1:
-            raise InputError(f"bucket is {self.bucket}; a bucket holds at least one number.")
+        check_count("bucket", self.bucket)
 
     def size_ratio(self, bits: int) -> float:
         return 1.0 if bits >= FULL else bits / FULL + 1.0 / self.bucket
@@ -90,8 +89,7 @@ class Qsgd(_Quantising):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 2 <= self.bits <= 16:
-            raise InputError(f"bits is {self.bits}; a quantised number has 2 to 16.")
+        check_within("[2, 16]", bits=self.bits)
 
     def choices(self) -> tuple[int, ...]:
         return (self.bits,)
@@ -120,8 +118,7 @@ class RandK:
     keep: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.keep <= 1.0:
-            raise InputError(f"keep is {self.keep}; the part of the numbers sent is above 0 and at most 1.")
+        check_within("(0, 1]", keep=self.keep)
 
     def choices(self) -> tuple[int, ...]:
         return (FULL,)

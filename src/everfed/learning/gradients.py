@@ -5,7 +5,6 @@ A rule adjusts a matrix [clients, parameters], one row a client. Several apply i
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from everfed import registry
 from everfed.arrays import Ints
-from everfed.errors import InputError
+from everfed.checks import check_within
 
 
 class GradientRule(Protocol):
@@ -38,8 +37,7 @@ class Proximal:
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        if not (self.mu >= 0.0 and math.isfinite(self.mu)):
-            raise InputError(f"mu is {self.mu}; it must be zero or positive.")
+        check_within("[0, inf)", mu=self.mu)
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
         return grads.add(params - start, alpha=self.mu)
@@ -56,8 +54,7 @@ class Clip:
     norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.norm > 0.0 and math.isfinite(self.norm)):
-            raise InputError(f"norm is {self.norm}; it must be a positive number.")
+        check_within("(0, inf)", norm=self.norm)
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
         # As torch.nn.utils.clip_grad_norm_, but for each row; a gradient that is not finite stays so.

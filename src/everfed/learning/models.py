@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from everfed import registry
-from everfed.errors import InputError
+from everfed.checks import check_count
+from everfed.errors import InputError, first_line
 from everfed.registry import lookup
 
 
@@ -40,8 +41,7 @@ class Mlp:
     hidden: int = 64
 
     def __post_init__(self) -> None:
-        if self.hidden < 1:
-            raise InputError(f"hidden is {self.hidden}; the hidden layer needs at least 1 unit.")
+        check_count("hidden", self.hidden)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         inputs = math.prod(shape)
@@ -139,8 +139,7 @@ def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
         with torch.no_grad():
             out = module.eval()(sample)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InputError(f"the model does not accept samples of shape {shape}: {first_line}") from error
+        raise InputError(f"the model does not accept samples of shape {shape}: {first_line(error)}.") from error
     finally:
         module.train(training)
     if classes and (out.ndim != 2 or out.shape[1] < classes):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from everfed import registry
-from everfed.errors import InputError
+from everfed.checks import check_within
 
 State = dict[str, Tensor]
 
@@ -42,7 +42,7 @@ class InverseTime:
     gamma: float = 100.0
 
     def __post_init__(self) -> None:
-        _positive("gamma", self.gamma)
+        check_within("(0, inf)", gamma=self.gamma)
 
     def factor(self, iteration: int, total: int) -> float:
         return self.gamma / (self.gamma + iteration)
@@ -55,8 +55,7 @@ class Cosine:
     final: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.final <= 1.0:
-            raise InputError(f"final is {self.final}; the part of the learning rate left at the end is from 0 to 1.")
+        check_within("[0, 1]", final=self.final)
 
     def factor(self, iteration: int, total: int) -> float:
         progress = iteration / max(total, 1)
@@ -101,9 +100,9 @@ class SGD:
     schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
-        if not 0.0 <= self.momentum < 1.0:
-            raise InputError(f"momentum is {self.momentum}; it must lie in [0, 1).")
+        check_within("(0, inf)", lr=self.lr)
+        check_within("[0, inf)", weight_decay=self.weight_decay)
+        check_within("[0, 1)", momentum=self.momentum)
 
     def init(self, rows: int, size: int, device: torch.device) -> State:
         return {"velocity": torch.zeros(rows, size, device=device)} if self.momentum else {}
@@ -134,11 +133,9 @@ class Adam:
     schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
-        _check_common(self.lr, self.weight_decay)
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0.0 <= beta < 1.0:
-                raise InputError(f"{name} is {beta}; it must lie in [0, 1).")
-        _positive("eps", self.eps)
+        check_within("(0, inf)", lr=self.lr, eps=self.eps)
+        check_within("[0, inf)", weight_decay=self.weight_decay)
+        check_within("[0, 1)", beta1=self.beta1, beta2=self.beta2)
 
     def init(self, rows: int, size: int, device: torch.device) -> State:
         return {
@@ -168,14 +165,3 @@ class Adam:
 
 OPTIMIZERS: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
 registry.table("client", OPTIMIZERS, Optimizer)
-
-
-def _check_common(lr: float, weight_decay: float) -> None:
-    _positive("the learning rate", lr)
-    if not (weight_decay >= 0.0 and math.isfinite(weight_decay)):
-        raise InputError(f"weight_decay is {weight_decay}; it must be zero or positive.")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (value > 0.0 and math.isfinite(value)):
-        raise InputError(f"{name} is {value}; it must be a positive number.")

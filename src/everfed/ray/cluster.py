@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from everfed.errors import ClusterError, InputError, MissingExtraError
+from everfed.errors import ClusterError, InputError, MissingExtraError, first_line
 from everfed.machine import cores
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
@@ -106,7 +106,7 @@ def _join(address: str) -> None:
                 "name it in RAY_AUTH_TOKEN_PATH, and set RAY_AUTH_MODE=token."
             ) from error
         raise InputError(
-            f"no Ray cluster can be joined at '{address}' ({_first_line(error)}); look at 'ray status' on its head, "
+            f"no Ray cluster can be joined at '{address}' ({first_line(error)}); look at 'ray status' on its head, "
             "or leave --address out to use this machine alone."
         ) from error
 
@@ -128,7 +128,7 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"no Ray cluster answers at '{address}' ({_first_line(error)}); start one there with "
+            f"no Ray cluster answers at '{address}' ({first_line(error)}); start one there with "
             f"'ray start --head --port={port}', or leave --address out to use this machine alone."
         ) from error
 
@@ -160,10 +160,6 @@ def end(actor: Any) -> None:
     """Make sure that an actor is no more, dead already or not."""
     with contextlib.suppress(Exception):
         ray.kill(actor)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _count(number: int, what: str) -> str:

@@ -7,12 +7,11 @@ a new one where the cluster has room, and else by the other hosts, which then ha
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from everfed.errors import ClusterError, EverfedWarning
+from everfed.errors import ClusterError, warn
 from everfed.ray.cluster import cause, end, lost, ray
 
 Call = tuple[str, tuple[Any, ...]]  # a worker's method and its arguments
@@ -89,9 +88,7 @@ class Pool:
         others = list({id(host): host for host in self.hosts if host is not dead}.values())
         fresh = self._fresh(len(others))
         told = "a new one takes over" if fresh else "there is no room for a new one, so the others take over"
-        warnings.warn(
-            f"a worker was lost ({reason}); {told}, and its work is done again.", EverfedWarning, stacklevel=2
-        )
+        warn(f"a worker was lost ({reason}); {told}, and its work is done again.")
         for number, share in enumerate(shares):
             self.hosts[share] = fresh or min(others, key=lambda host: sum(h is host for h in self.hosts))
             steps = [self._send(share, call) for call in recovery(share)]

@@ -11,7 +11,6 @@ nothing in the result.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, warn
 from everfed.learning.check import Check
 from everfed.learning.task import PlainTrained, Trained
 from everfed.ray.cluster import ray
@@ -146,7 +145,7 @@ class ShardedTrainer:
 def _worst(checks: list[Check]) -> Check | None:
     """Of the workers' trainers, the one furthest from plain autograd; what was wrong with faster ones is said."""
     for failure in {text for check in checks for text in check.rejected}:
-        warnings.warn(f"on a worker, {failure}; it trains another way.", EverfedWarning, stacklevel=3)
+        warn(f"on a worker, {failure}; it trains another way.", 2)
     return max(checks, key=lambda check: math.inf if check.difference is None else check.difference, default=None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -12,16 +11,16 @@ import numpy as np
 
 from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, warn
 from everfed.learning.evaluate import Metrics
 from everfed.report.distinct import distinct
-from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, flatten, fleet_key, lines
+from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, fleet_key, lines
 from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
 from everfed.report.notes import notes
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
-from everfed.run.config import to_dict
+from everfed.run.config import flat, to_dict
 from everfed.run.experiment import Experiment
 from everfed.stats import summarize
 from everfed.store.run import StoredRun
@@ -195,11 +194,9 @@ class _Fleets:
         if spec not in self.place:
             fleet = experiment.make_fleet()
             if run is not None and fleet.unit_j is not None and run.path.exists() and "fleet" not in run.environment:
-                warnings.warn(
+                warn(
                     f"the run '{run.name}' is of an older version: cycles and batteries of its devices are recomputed "
-                    "by the rules of this one, and may differ from what they were.",
-                    EverfedWarning,
-                    stacklevel=2,
+                    "by the rules of this one, and may differ from what they were."
                 )
             clients = sample(fleet, MOST_CLIENTS)
             groups = fleet.groups()
@@ -252,7 +249,7 @@ def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit) -> dict[str, An
 
 def _title(runs: Sequence[StoredRun]) -> str:
     first = runs[0].experiment
-    content = flatten(to_dict(first))
+    content = flat(to_dict(first))
     kind = str(content["data.kind"])
     return f"{kind[0].upper()}{kind[1:]}, {content['split.kind']} split, {len(first.make_fleet()):,} clients"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, warn
 from everfed.report.distinct import distinct
 from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
 from everfed.stats import margins
@@ -34,7 +33,7 @@ def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> P
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; '{path.name}' is none.")
     for note in distinct(runs).notes:
-        warnings.warn(note, EverfedWarning, stacklevel=2)
+        warn(note)
     drawn = [line for line in lines(runs) if curve(line.runs, lambda m: m.accuracy) is not None]
     if not drawn:
         raise InputError(

@@ -16,7 +16,7 @@ from everfed.learning.evaluate import Metrics
 from everfed.methods import METHODS
 from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles
-from everfed.run.config import by_content, differences, to_dict
+from everfed.run.config import by_content, differences, flat, to_dict
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.run.live import fingerprint
@@ -115,25 +115,17 @@ def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
 
 def _settings(experiment: Experiment, keys: Sequence[str], shown: Callable[[Any], str]) -> list[str]:
     """'client.lr=0.01' for every key that sets this run apart from others of its method."""
-    flat = flatten(to_dict(experiment))
+    values = flat(to_dict(experiment))
     named = experiment.method in METHODS  # then its policy and server rule are in its name
     return [
-        f"{key.removesuffix('.kind')}={shown(flat[key])}"
+        f"{key.removesuffix('.kind')}={shown(values[key])}"
         for key in keys
-        if key in flat
+        if key in values
         and key not in _NOT_A_DIFFERENCE
         and not (named and key.split(".")[0] in ("policy", "server"))
         # The kinds of an unnamed method's policy and server rule are its name.
         and key not in ("policy.kind", "server.kind")
     ]
-
-
-def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in content.items():
-        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return out
 
 
 def show(value: Any) -> str:

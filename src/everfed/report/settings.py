@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from everfed.report.lines import Line, differing_keys, flatten, is_tables, show
-from everfed.run.config import to_dict
+from everfed.report.lines import Line, differing_keys, is_tables, show
+from everfed.run.config import flat, to_dict
 from everfed.store.run import StoredRun
 
 
@@ -17,11 +17,11 @@ def settings(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> dict[str, Any]
     keys = [k for k in differ if k not in of_method and k != "seed"]
     rows = []
     for line in drawn:
-        values = [flatten(to_dict(run.experiment)) for run in line.runs]
+        values = [flat(to_dict(run.experiment)) for run in line.runs]
         cells = [" / ".join(dict.fromkeys(show(v[key]) if key in v else "–" for v in values)) for key in keys]
         seeds = ", ".join(str(run.experiment.seed) for run in line.runs)
         rows.append([line.experiment.title, seeds, *cells])
-    first = flatten(to_dict(runs[0].experiment))
+    first = flat(to_dict(runs[0].experiment))
     shared = [[key, show(value)] for key, value in first.items() if key not in differ and not is_tables(value)]
     return {"columns": ["method", "seeds", *keys], "rows": rows, "shared": shared, "tables": _tables(runs, differ)}
 
@@ -30,11 +30,11 @@ def _tables(runs: Sequence[StoredRun], differ: Sequence[str]) -> list[dict[str, 
     """Settings that are lists of tables, such as a fleet's groups: one row each, and what its rows share."""
     found: dict[tuple[str, str], Sequence[Mapping[str, Any]]] = {}
     for run in runs:
-        flat = flatten(to_dict(run.experiment))
-        found |= {(key, show(value)): value for key, value in flat.items() if is_tables(value)}
+        values = flat(to_dict(run.experiment))
+        found |= {(key, show(value)): value for key, value in values.items() if is_tables(value)}
     out = []
     for (key, shown), rows in found.items():
-        flat_rows = [{k: show(v) for k, v in flatten(row).items()} for row in rows]
+        flat_rows = [{k: show(v) for k, v in flat(row).items()} for row in rows]
         keys = list(dict.fromkeys(k for row in flat_rows for k in row))
         same = [k for k in keys if len(rows) > 1 and len({row.get(k) for row in flat_rows}) == 1]
         columns = sorted((k for k in keys if k not in same), key=lambda k: k != "name")
@@ -55,7 +55,7 @@ def environments(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     for run in runs:
         # When a run began and how its trainer's rounding fell out differ from run to run on one machine.
         own = ("started", "training.check.difference")
-        values = {key: _said(value) for key, value in flatten(run.environment).items() if key not in own}
+        values = {key: _said(value) for key, value in flat(run.environment).items() if key not in own}
         found.setdefault(tuple(values.items()), []).append(run)
     out = []
     for pairs, members in found.items():

@@ -17,6 +17,7 @@ from torch import nn
 
 from everfed import plugins, registry
 from everfed.arrays import Ints
+from everfed.checks import check_count, check_within
 from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.dataset import CentralDataset
 from everfed.data.datasets import DATASETS, Digits, Source
@@ -42,7 +43,9 @@ from everfed.registry import lookup
 from everfed.run.live import Live, fingerprint
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
-from everfed.server import SERVER_OPTIMIZERS, SERVER_RULES, ServerOptimizer, ServerRule, ServerSGD, Sum
+from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
+from everfed.server.rules import ServerRule, Sum
+from everfed.server.table import SERVER_RULES
 from everfed.trainers.choose import TRAINERS
 
 _MOST_WRITTEN_OUT = 10_000  # cycles in an experiment file; what has more is kept beside it
@@ -84,8 +87,7 @@ class CycleFleet:
                 f"compression '{kind_of(encoding)}' weighs energy for sending against noise, and a fleet of cycles "
                 "has none in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
             )
-        if self.clients < 1:
-            raise InputError(f"clients is {self.clients}; a fleet needs at least 1.")
+        check_count("clients", self.clients)
         if len(self.cycles) == 0:
             raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
         if len(self.cycles) > self.clients:
@@ -241,8 +243,7 @@ class Experiment:
         check_seed(self.seed)
         for name in ("split_seed", "init_seed", "batch_seed", "schedule_seed"):
             check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
-        if not 0.0 <= self.validation < 1.0:
-            raise InputError(f"validation is {self.validation}; it must be a part from 0 to below 1, such as 0.1.")
+        check_within("[0, 1)", validation=self.validation)
         own_metrics(self.metrics)
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
@@ -323,11 +324,6 @@ class Experiment:
             data = data.hold_out(self.validation, seed)
         split: FederatedData | OnDemand = data.split(self.split, len(fleet), fleet=fleet, seed=seed)
         return split
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
 
 
 def _take_part(experiment: Experiment, name: str) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everfed.arrays import part_of
 from everfed.learning.check import Check
 from everfed.learning.task import Trained, Trainer
 from everfed.scheduling.plan import PlanStep, Schedule
-from everfed.server.step import part_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ for no trainer; a run on this machine for all of them.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
-from everfed.errors import EverfedWarning, InputError, some
+from everfed.errors import InputError, some, warn
 from everfed.learning import models
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.gradients import GradientRule
@@ -26,11 +26,11 @@ from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
 from everfed.learning.task import Starts, Task, Trainer
 from everfed.random import Purpose, derive
-from everfed.run.experiment import Experiment, check_count
+from everfed.run.experiment import Experiment
 from everfed.run.live import refuse_absent
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
-from everfed.server import Setting
+from everfed.server.aggregate import Setting
 from everfed.server.step import Server
 from everfed.trainers import choose
 
@@ -150,9 +150,8 @@ def _instance(
 def _warn_of_small_clients(data: FederatedData | OnDemand, batch_size: int) -> None:
     small = np.flatnonzero(data.sizes() < batch_size)
     if len(small):
-        warnings.warn(
+        warn(
             f"the batch of {batch_size} is larger than the data of client {some(small, 3)}; "
             "minibatches are drawn with replacement, so samples repeat within a batch.",
-            EverfedWarning,
-            stacklevel=5,
+            4,
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.checks import check_within
 from everfed.energy.battery import IDEAL, TOLERANCE
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
@@ -41,8 +42,7 @@ class KnownArrivals(Policy):
     horizon: int = 1000
 
     def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise InputError(f"horizon is {self.horizon}; a client looks at least 1 round ahead.")
+        check_within("[1, inf)", horizon=self.horizon)
 
     @property
     def foresight(self) -> int:

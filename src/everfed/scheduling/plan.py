@@ -7,7 +7,6 @@ so a million clients cost one pass over arrays and no rounds-by-clients matrix e
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed import random
-from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.arrays import Bools, Floats, Ints, Seeds, part_of
 from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
-from everfed.errors import EverfedWarning, InputError, some
+from everfed.errors import InputError, some, warn
 from everfed.scheduling.foresight import Outlook
 from everfed.scheduling.policies import Clients, Energy, Policy, View
 
@@ -67,11 +66,8 @@ class Schedule:
         return kept | {f"battery.{k}": v for k, v in self.battery.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, npt.NDArray[Any]]) -> None:
-        def part(prefix: str) -> dict[str, npt.NDArray[Any]]:
-            return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-        self.state |= {k: v.copy() for k, v in part("policy.").items()}
-        self.battery.load_state_dict(part("battery."))
+        self.state |= {k: v.copy() for k, v in part_of(state, "policy.").items()}
+        self.battery.load_state_dict(part_of(state, "battery."))
 
     def step(self, round: int) -> tuple[Bools, Floats]:
         """Who joins this round, and the scale each would use."""
@@ -121,7 +117,7 @@ def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
     )
     if strict:
         raise InputError(message + " Choose a multiple of every cycle, or leave strict_horizon off.")
-    warnings.warn(message, EverfedWarning, stacklevel=3)
+    warn(message, 2)
 
 
 def participations(steps: Iterator[PlanStep], clients: int) -> Ints:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import numpy as np
 from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.battery import TOLERANCE, Battery, Storage
 from everfed.energy.fleet import Fleet
-from everfed.errors import EverfedWarning, some
+from everfed.errors import some, warn
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy, Policy
 
@@ -45,7 +44,7 @@ def warn_of_silent(schedule: Schedule, rounds: int, seed: int, consequence: str 
         if not silent.any():
             return True
     said = never_trained(schedule.fleet, schedule.policy, silent, rounds, seed)
-    warnings.warn(f"{said} {consequence}".strip(), EverfedWarning, stacklevel=4)
+    warn(f"{said} {consequence}".strip(), 3)
     return True
 
 

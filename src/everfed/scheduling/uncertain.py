@@ -15,6 +15,7 @@ import numpy as np
 
 from everfed import random
 from everfed.arrays import Floats
+from everfed.checks import check_count, check_within
 from everfed.errors import InputError
 from everfed.scheduling.policies import Clients, Decision, Policy, State, View
 
@@ -93,12 +94,8 @@ class Thrifty(Policy):
     chance: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.min_units, bool) or self.min_units != int(self.min_units) or self.min_units < 1:
-            raise InputError(
-                f"min_units is {self.min_units}; it is a whole number of units, at least the 1 that a round costs."
-            )
-        if not 0.0 < self.chance <= 1.0:
-            raise InputError(f"chance is {self.chance}; it must be above 0 and at most 1.")
+        check_count("min_units", self.min_units)
+        check_within("(0, 1]", chance=self.chance)
 
     def init(self, clients: Clients, round: int = 0) -> State:
         capacity = np.floor(clients.capacity + 1e-9)
@@ -149,9 +146,7 @@ class SelfWeighted(Policy):
     memory: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("cutoff", "memory"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        check_within("[1, inf)", cutoff=self.cutoff, memory=self.memory)
 
     def init(self, clients: Clients, round: int = 0) -> State:
         shape = clients.shape()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Ints, part_of
 from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import Optimizer, rate
@@ -180,8 +180,7 @@ class Aggregator:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        kept = {n.removeprefix("weigher."): v.cpu().numpy() for n, v in state.items() if n.startswith("weigher.")}
-        self.weighting.load_state_dict(kept)
+        self.weighting.load_state_dict({n: v.cpu().numpy() for n, v in part_of(state, "weigher.").items()})
 
 
 def _joined(parts: list[Tensor]) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Ints, part_of
 from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import SGD
@@ -100,7 +100,7 @@ class _Scaffold(Aggregator):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         super().load_state_dict(state)
-        self.own.load_state_dict({n.removeprefix("own."): v for n, v in state.items() if n.startswith("own.")})
+        self.own.load_state_dict(part_of(state, "own."))
         self.mean = state["mean"].clone().to(self.setting.device)
 
 

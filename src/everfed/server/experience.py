@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.errors import InputError
+from everfed.checks import check_within
 from everfed.server.aggregate import Arrays, Weighting
 from everfed.server.rules import PlainRule
 
@@ -32,8 +32,7 @@ class FedAU(PlainRule):
     cutoff: int = 50
 
     def __post_init__(self) -> None:
-        if self.cutoff < 1:
-            raise InputError(f"cutoff is {self.cutoff}; it must be at least 1 round.")
+        check_within("[1, inf)", cutoff=self.cutoff)
 
     def weighting(self, clients: int) -> Weighting:
         return _MeanInterval(clients, self.cutoff)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints
-from everfed.errors import InputError
+from everfed.checks import check_within
 from everfed.learning.task import Starts, Trained
 from everfed.server.aggregate import Aggregator, Setting, Weighting
 from everfed.server.experience import SinceLast
@@ -38,8 +37,7 @@ class FedAWE(PlainRule):
     rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.rate > 0.0 and math.isfinite(self.rate)):
-            raise InputError(f"rate is {self.rate}; the global learning rate must be a positive number.")
+        check_within("(0, inf)", rate=self.rate)
 
     def weighting(self, clients: int) -> Weighting:
         return SinceLast(clients)

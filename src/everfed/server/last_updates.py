@@ -21,7 +21,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Ints, part_of
+from everfed.checks import check_within
 from everfed.errors import InputError
 from everfed.learning.task import Trained
 from everfed.server.aggregate import Aggregator, Outcome, Setting, Weighting
@@ -125,8 +126,7 @@ class Varp(PlainRule):
     place: str = "device"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.memory <= 1.0:
-            raise InputError(f"memory is {self.memory}; the weight of the last update is from 0 to 1.")
+        check_within("[0, 1]", memory=self.memory)
         check_place(self.place)
 
     def start(self, setting: Setting) -> Aggregator:
@@ -181,7 +181,7 @@ class _Remembering(Aggregator):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         super().load_state_dict(state)
-        self.last.load_state_dict({n.removeprefix("last."): v for n, v in state.items() if n.startswith("last.")})
+        self.last.load_state_dict(part_of(state, "last."))
         self.total = state["total"].clone().to(self.setting.device)
 
 

@@ -8,7 +8,6 @@ updates, which noise makes larger, so that coordinates which only rare clients m
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from everfed import registry
-from everfed.errors import InputError
+from everfed.checks import check_within
 
 State = dict[str, Tensor]
 
@@ -42,7 +41,7 @@ class ServerSGD:
     lr: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("lr", self.lr)
+        check_within("(0, inf)", lr=self.lr)
 
     def init(self, size: int, device: torch.device) -> State:
         return {}
@@ -65,8 +64,8 @@ class ServerMomentum:
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        _positive("lr", self.lr)
-        _fraction("beta", self.beta)
+        check_within("(0, inf)", lr=self.lr)
+        check_within("[0, 1)", beta=self.beta)
 
     def init(self, size: int, device: torch.device) -> State:
         return {"momentum": torch.zeros(size, device=device)}
@@ -88,9 +87,8 @@ class _Adaptive(ABC):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        _positive("lr", self.lr)
-        _fraction("beta1", self.beta1)
-        _positive("tau", self.tau)
+        check_within("(0, inf)", lr=self.lr, tau=self.tau)
+        check_within("[0, 1)", beta1=self.beta1)
 
     def init(self, size: int, device: torch.device) -> State:
         start = torch.full((size,), self.tau**2, device=device)
@@ -118,7 +116,7 @@ class ServerAdam(_Adaptive):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _fraction("beta2", self.beta2)
+        check_within("[0, 1)", beta2=self.beta2)
 
     def _track(self, square: Tensor, now: Tensor) -> None:
         square.lerp_(now, 1.0 - self.beta2)
@@ -135,7 +133,7 @@ class ServerYogi(_Adaptive):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _fraction("beta2", self.beta2)
+        check_within("[0, 1)", beta2=self.beta2)
 
     def _track(self, square: Tensor, now: Tensor) -> None:
         square.sub_((1.0 - self.beta2) * now * torch.sign(square - now))
@@ -152,16 +150,6 @@ class ServerAdaGrad(_Adaptive):
 
     def _track(self, square: Tensor, now: Tensor) -> None:
         square.add_(now)
-
-
-def _positive(name: str, value: float) -> None:
-    if not (value > 0.0 and math.isfinite(value)):
-        raise InputError(f"the server's {name} is {value}; it must be a positive number.")
-
-
-def _fraction(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise InputError(f"the server's {name} is {value}; it must lie in [0, 1).")
 
 
 SERVER_OPTIMIZERS: dict[str, type[Any]] = {

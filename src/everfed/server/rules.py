@@ -8,14 +8,13 @@ that remember past updates (`memory`, `control`) add to that sum in an `Aggregat
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.errors import InputError
+from everfed.checks import check_within
 from everfed.server.aggregate import Aggregator, Arrays, Setting, Weighting, WeightingRule
 
 
@@ -91,8 +90,7 @@ class Truncated(PlainRule):
     limit: float = 10.0
 
     def __post_init__(self) -> None:
-        if not (self.limit >= 1.0 and math.isfinite(self.limit)):
-            raise InputError(f"limit is {self.limit}; it must be at least 1, the scale of an everyday client.")
+        check_within("[1, inf)", limit=self.limit)  # 1 is the scale of an everyday client
 
     def weighting(self, clients: int) -> Weighting:
         return CappedScales(self.limit)

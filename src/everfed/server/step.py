@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Ints, part_of
 from everfed.errors import DivergenceError, InputError, some
 from everfed.learning.task import Trained
 from everfed.server.aggregate import Outcome, Setting
@@ -100,8 +100,3 @@ class Server:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.rule.load_state_dict(part_of(state, "server."))
         self.state = {n: value.clone().to(self.params.device) for n, value in part_of(state, "step.").items()}
-
-
-def part_of(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

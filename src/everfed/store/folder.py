@@ -25,15 +25,15 @@ from typing import IO, Any
 from filelock import lock_descriptor
 from safetensors.torch import load_file
 
+from everfed.arrays import part_of
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError
+from everfed.errors import InputError, first_line
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.live import Live, fingerprint, objects, restored
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
-from everfed.store.fleet_file import NAME as FLEET_FILE
-from everfed.store.fleet_file import load_fleet, save_fleet
+from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet, save_fleet
 from everfed.store.records import read_records
 from everfed.store.run import StoredRun
 
@@ -150,9 +150,8 @@ def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]
         try:
             runs.append(open_run(path))
         except Exception as error:  # a folder may hold anything
-            said = str(error).strip().splitlines() or [""]
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-            unreadable.append(Unreadable(path, kind + said[0]))
+            unreadable.append(Unreadable(path, f"{kind}{first_line(error)}."))
     return runs, unreadable
 
 
@@ -245,7 +244,7 @@ def _params(folder: Path) -> dict[str, Any]:
         return load_file(folder / "model.safetensors")
     for found in load_checkpoints(folder):
         if isinstance(found, Checkpoint):
-            return {n.removeprefix("model."): t for n, t in found.tensors.items() if n.startswith("model.")}
+            return part_of(found.tensors, "model.")
     return {}
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from everfed.errors import DivergenceError, EverfedWarning
+from everfed.errors import DivergenceError, warn
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.run.loop import Run
@@ -134,17 +133,11 @@ def _restore(run: Run, records: RecordsFile) -> None:
     """Put a run where the newest good checkpoint is, and the records with it."""
     for found in load_checkpoints(records.path.parent):
         if not isinstance(found, Checkpoint):
-            warnings.warn(
-                f"the checkpoint '{found.name}' is damaged; using the one before it.", EverfedWarning, stacklevel=2
-            )
+            warn(f"the checkpoint '{found.name}' is damaged; using the one before it.")
             continue
         length = int(found.notes["records"])
         if len(read_records(records.path, length)) != found.round:
-            warnings.warn(
-                f"the records of '{found.path.name}' are incomplete; using the one before it.",
-                EverfedWarning,
-                stacklevel=2,
-            )
+            warn(f"the records of '{found.path.name}' are incomplete; using the one before it.")
             continue
         run.load_state_dict(found.tensors)
         records.truncate(length)

@@ -6,13 +6,15 @@ folder by default, and starts again at the right round when a run is resumed.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from everfed.errors import MissingExtraError
+from everfed.errors import extra
 from everfed.registry import lookup
 from everfed.run import config
 from everfed.run.experiment import Experiment
@@ -59,13 +61,8 @@ class TensorBoard:
     """Event files in <run>/tensorboard: tensorboard --logdir everfed-out."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError(
-                "tracking with TensorBoard needs the extra: pip install 'everfed[tensorboard]'."
-            ) from error
-        self.make: Any = SummaryWriter
+        module = extra("torch.utils.tensorboard", "tracking with TensorBoard needs", "tensorboard")
+        self.make: Any = module.SummaryWriter
         self.folder, self.text = folder / "tensorboard", config.to_toml(experiment)
         self.writer: Any = None
 
@@ -89,14 +86,9 @@ class MLflow:
     """An MLflow run in <run>/mlflow.db, or wherever MLFLOW_TRACKING_URI points."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise MissingExtraError("tracking with MLflow needs the extra: pip install 'everfed[mlflow]'.") from error
-        from os import environ
-
+        mlflow = extra("mlflow", "tracking with MLflow needs", "mlflow")
         folder.mkdir(parents=True, exist_ok=True)
-        address = environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
+        address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
         self.client: Any = mlflow.MlflowClient(tracking_uri=address)
         self.metric: Any = mlflow.entities.Metric
         self.run_id = self._run(experiment, folder / "mlflow-run")
@@ -114,9 +106,7 @@ class MLflow:
         return run_id
 
     def record(self, record: RoundRecord) -> None:
-        from time import time
-
-        now = int(1000 * time())
+        now = int(1000 * time.time())
         metrics = [self.metric(name, float(v), now, record.round) for name, v in scalars(record).items()]
         self.client.log_batch(self.run_id, metrics=metrics)
 

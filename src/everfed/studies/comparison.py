@@ -10,8 +10,7 @@ from typing import Any
 from everfed.learning.evaluate import Metrics
 from everfed.run.config import to_dict
 from everfed.run.experiment import Experiment
-from everfed.stats import holm, paired
-from everfed.stats import summarize as moments
+from everfed.stats import holm, paired, summarize as moments
 from everfed.store.run import StoredRun
 
 Labelled = Sequence[tuple[str, StoredRun]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from everfed.checks import check_count
 from everfed.errors import InputError, some
 from everfed.run.experiment import Experiment, Seeds
 from everfed.stats import Summary, summarize
@@ -59,8 +60,7 @@ def seed_effects(
     1, 3, 5, ... for what is drawn anew. A kind that the experiment pins (`split_seed = 3`) is held still, and has
     no part. Runs lie below `out`, and what is done there already is not done again.
     """
-    if repeats < 2:
-        raise InputError(f"repeats is {repeats}; a variance needs at least 2.")
+    check_count("repeats", repeats, least=2)  # a variance needs two
     kinds = [kind for kind in KINDS if getattr(experiment, f"{kind}_seed") is None]
     if not kinds:
         raise InputError("the experiment pins all four seeds, so its runs are alike; leave one of them out.")

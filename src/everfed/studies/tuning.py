@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from everfed.checks import check_count, check_within
 from everfed.errors import InputError
 from everfed.methods import METHODS
 from everfed.registry import lookup
@@ -151,8 +152,8 @@ def tune(
     (without classes: minus the validation loss).
     """
     raw = config.to_dict(experiment) if isinstance(experiment, Experiment) else deepcopy(dict(experiment))
-    if validation is not None and not 0 < validation < 1:
-        raise InputError(f"validation is {validation}; it must be a part between 0 and 1, such as 0.1.")
+    if validation is not None:
+        check_within("(0, 1)", validation=validation)
     held = float(validation or config.from_dict(raw).validation or VALIDATION)
     config.change(raw, "validation", held)
     first = {key: _ordered(values) for key, values in (grid or default_grid(raw)).items()}
@@ -225,8 +226,7 @@ def _check(
     for key in grid:
         if key.split(".")[0] in ("method", "methods", "validation") or key == "seed" or key.endswith("_seed"):
             raise InputError(f"'{key}' cannot be tuned; methods are given by --methods and seeds by --seeds.")
-    if extend < 0:
-        raise InputError(f"extend is {extend}; it must be 0 or more.")
+    check_count("extend", extend, least=0)
     if budget is not None and _size(grid) * len(seeds) > budget:
         raise InputError(
             f"the grid needs {_size(grid)} x {len(seeds)} runs for each method, more than the budget of {budget}; "

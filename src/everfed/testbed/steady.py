@@ -19,7 +19,7 @@ from everfed.energy.fleet import Fleet
 from everfed.methods import METHODS, Method
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import UniformWindow
-from everfed.server import LastUpdates, Varp
+from everfed.server.last_updates import LastUpdates, Varp
 
 # The comparison of docs/results/theory.md. HT-VARP with full memory, where the table's methods take half.
 METHODS_COMPARED: dict[str, Method] = {

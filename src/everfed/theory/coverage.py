@@ -32,7 +32,8 @@ from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted, Thrifty
-from everfed.server import Normalized, ServerOptimizer, ServerRule, ServerSGD, Sum, Truncated
+from everfed.server.optimizers import ServerOptimizer, ServerSGD
+from everfed.server.rules import Normalized, ServerRule, Sum, Truncated
 
 # Policies whose clients take part, with scale 1, in every round that their cycle of 1 pays for.
 _SPEND_EVERY_UNIT = (UniformWindow, Lattice, KnownArrivals, Greedy, WaitForAll, Bernoulli)

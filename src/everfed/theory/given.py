@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from everfed.arrays import Floats
+from everfed.checks import check_count, check_numbers, check_within
 from everfed.errors import InputError, some
 
 MOST = 2**53  # iterations beyond which a float no longer tells neighbours apart
 
 
 def number(name: str, value: float, positive: bool = False) -> float:
-    kind = "a positive number" if positive else "zero or a positive number"
-    try:
-        result = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} is {value!r}; it must be {kind}.") from None
-    if not math.isfinite(result) or result < 0.0 or (positive and result == 0.0):
-        raise InputError(f"{name} is {value!r}; it must be {kind}.")
-    return result
-
-
-def count(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
-        raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
-    return int(value)
+    check_within("(0, inf)" if positive else "[0, inf)", **{name: value})
+    return float(value)
 
 
 def whole_rounds(value: int, local_steps: int) -> int:
     """K: a whole number of rounds of T local steps."""
-    iterations = count("iterations", value, least=0)
+    iterations = check_count("iterations", value, 0, MOST)
     if iterations % local_steps:
         below = iterations - iterations % local_steps
         raise InputError(
@@ -43,17 +30,8 @@ def whole_rounds(value: int, local_steps: int) -> int:
     return iterations
 
 
-def shares_of(shares: Sequence[float] | Floats, clients: int) -> Floats:
-    p = _array("shares", shares)
-    if p.shape != (clients,):
-        raise InputError(f"{p.size} shares were given for {clients} cycles; give one share a client.")
-    if not (np.all(p >= 0.0) and math.isclose(p.sum(), 1.0, rel_tol=1e-6)):
-        raise InputError(f"shares must be non-negative and sum to 1; these sum to {p.sum():g}.")
-    return p
-
-
 def sigmas_of(sigma: float | Sequence[float] | Floats, clients: int) -> Floats:
-    s = _array("sigma", sigma)
+    s = check_numbers("sigma", sigma)
     if s.ndim == 0:
         s = np.full(clients, float(s))
     if s.shape != (clients,):
@@ -62,10 +40,3 @@ def sigmas_of(sigma: float | Sequence[float] | Floats, clients: int) -> Floats:
     if len(bad):
         raise InputError(f"the sigma of client {some(bad)} is {s[bad[0]]:g}; it must be zero or a positive number.")
     return s
-
-
-def _array(name: str, values: Any) -> Floats:
-    try:
-        return np.asarray(values, np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be numbers, one a client; got {values!r}.") from None

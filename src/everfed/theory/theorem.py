@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats, Ints
+from everfed.checks import check_count, check_shares
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
 from everfed.theory.constants import CONSTANTS, Parts, Terms
-from everfed.theory.given import MOST, count, number, shares_of, sigmas_of, whole_rounds
+from everfed.theory.given import MOST, number, sigmas_of, whole_rounds
 
 EVERYBODY = "everybody in every round"
 
@@ -199,14 +200,14 @@ def bound(
     (63.8283, 0.2671, 0.5563)
     """
     e = Fleet.from_cycles(cycles).cycles()
-    p = shares_of(shares, len(e))
+    p = check_shares(shares, len(e))
     mu, L, G = number("mu", mu, positive=True), number("L", L, positive=True), number("G", G)
     if mu > L:
         raise InputError(f"mu is {mu:g} and L is {L:g}; a loss that is L-smooth cannot be more convex than L: mu <= L.")
     s = sigmas_of(sigma, len(e))
     heterogeneity = number("heterogeneity", heterogeneity)
     distance = number("initial_distance_sq", initial_distance_sq)
-    steps = count("local_steps", local_steps, least=1)
+    steps = check_count("local_steps", local_steps, 1, MOST)
     kappa = L / mu
     terms = Terms(e, p, steps, G, kappa, max(8.0 * kappa, float(steps)))
     each = {

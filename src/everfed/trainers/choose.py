@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from everfed import registry
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import InputError, warn
 from everfed.learning.batched import Batched
 from everfed.learning.budget import budget
 from everfed.learning.check import CannotTrainError, Check
@@ -63,7 +62,7 @@ def auto(task: Task) -> Trainer:
     for name in names:
         if name == "batched" and (failure := fails(Batched, task)):
             reason = f"the trainer 'batched' {failure}"
-            warnings.warn(f"{reason}; taking 'one-by-one' instead.", EverfedWarning, stacklevel=4)
+            warn(f"{reason}; taking 'one-by-one' instead.", 3)
             continue
         try:
             return _made(name, task, reason)
@@ -92,7 +91,7 @@ def _first_right(task: Task) -> Trainer:
         rejected.append(failure)
         reason = failure
         if number + 1 < len(names):
-            warnings.warn(f"{failure}; taking '{names[number + 1]}' instead.", EverfedWarning, stacklevel=4)
+            warn(f"{failure}; taking '{names[number + 1]}' instead.", 3)
     raise InputError(
         f"no trainer does what plain autograd does: {'; '.join(rejected)}. If that is no harm, set check_trainer=False."
     )
@@ -101,7 +100,7 @@ def _first_right(task: Task) -> Trainer:
 def _noted(made: Trainer, found: Check | None) -> Trainer:
     made.check = found
     if found and found.difference is None:
-        warnings.warn(f"the trainer is {found.said()}.", EverfedWarning, stacklevel=4)
+        warn(f"the trainer is {found.said()}.", 3)
     return made
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Ints
+from everfed.errors import first_line
 from everfed.learning.check import CannotTrainError, Check, in_words
 from everfed.learning.conditioned import conditioned
 from everfed.learning.dropout import counted_dropout
@@ -79,7 +80,7 @@ def compare(
             task = replace(task, gradients=rules, local_steps=steps, most_at_once=len(clients))
             plain = _plainly(task, params, clients)
         except Exception as error:  # the model's own code, which may raise anything; the run will meet it as well
-            return Check(who, note=f"it failed ({_first_line(error)})")
+            return Check(who, note=f"it failed ({first_line(error)})")
         task = replace(task, optimizer=plain.optimizer)
         try:
             found = _by(make(_apart(task)), params, clients)
@@ -117,7 +118,7 @@ def fails(make: Callable[[Task], Trainer], task: Task) -> str:
 
 
 def _failure(error: BaseException) -> str:
-    return f"fails on this run's own data ({_first_line(error)})"
+    return f"fails on this run's own data ({first_line(error)})"
 
 
 def _copyable(rules: tuple[GradientRule, ...]) -> tuple[tuple[GradientRule, ...], str]:
@@ -255,7 +256,3 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
