@@ -73,10 +73,10 @@ def _shown(part: Any) -> str:
     return repr(part).removesuffix("()") if is_dataclass(part) else type(part).__name__
 
 
+# Random rounds, with the scale of Algorithm 1 or without.
+_SCALED, _UNSCALED = UniformWindow(), UniformWindow(scaled=False)
 METHODS: dict[str, Method] = {
-    "algorithm1": Method(
-        UniformWindow(), Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"
-    ),
+    "algorithm1": Method(_SCALED, Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"),
     "greedy": Method(Greedy(), Sum(), "Benchmark 1 (greedy)", "train as soon as there is energy"),
     "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when everybody has energy"),
     "fedavg": Method(Always(), Sum(), "FedAvg (unlimited energy)", "everybody in every round: the upper bound"),
@@ -87,7 +87,7 @@ METHODS: dict[str, Method] = {
         Greedy(scaled=True), Sum(), "greedy, scaled", "ablation: greedy timing with the scale of Algorithm 1"
     ),
     "algorithm1-unscaled": Method(
-        UniformWindow(scaled=False), Sum(), "Algorithm 1, unscaled", "ablation: random timing without the scale"
+        _UNSCALED, Sum(), "Algorithm 1, unscaled", "ablation: random timing without the scale"
     ),
     "self-weighted": Method(
         SelfWeighted(), Sum(), "self-weighted", "greedy timing, scaled by the client's own mean interval"
@@ -99,43 +99,23 @@ METHODS: dict[str, Method] = {
         Lattice(), Sum(), "lattice", "Algorithm 1 with clients of one cycle spread evenly over it: less variance"
     ),
     "fixed-phase": Method(
-        Lattice(redraw=False),
-        Sum(),
-        "lattice, fixed phase",
-        "the lattice drawn once: every client every E rounds",
+        Lattice(redraw=False), Sum(), "lattice, fixed phase", "the lattice drawn once: every client every E rounds"
     ),
-    "ht-varp": Method(
-        UniformWindow(), Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"
-    ),
+    "ht-varp": Method(_SCALED, Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"),
     "fedvarp": Method(
-        UniformWindow(scaled=False),
-        FedVarp(),
-        "FedVARP",
-        "as published: the participants' mean, corrected by last updates",
+        _UNSCALED, FedVarp(), "FedVARP", "as published: the participants' mean, corrected by last updates"
     ),
-    "last-updates": Method(
-        UniformWindow(scaled=False), LastUpdates(), "last updates", "everybody's last update in every round"
-    ),
-    "mifa": Method(
-        UniformWindow(scaled=False), Mifa(), "MIFA", "as published: everybody's last gradients, at the current rate"
-    ),
-    "fedau": Method(
-        UniformWindow(scaled=False), FedAU(), "FedAU", "random timing, weighed by the server from who took part when"
-    ),
-    "echo": Method(
-        UniformWindow(scaled=False), Echo(), "echo", "random timing, weighed by the rounds since the last time"
-    ),
-    "fedawe": Method(
-        UniformWindow(scaled=False), FedAWE(), "FedAWE", "as published: as echo, each client from its own last model"
-    ),
-    "scaffold": Method(
-        UniformWindow(scaled=False), Scaffold(), "SCAFFOLD", "as published: corrected local steps, averaged (SGD only)"
-    ),
+    "last-updates": Method(_UNSCALED, LastUpdates(), "last updates", "everybody's last update in every round"),
+    "mifa": Method(_UNSCALED, Mifa(), "MIFA", "as published: everybody's last gradients, at the current rate"),
+    "fedau": Method(_UNSCALED, FedAU(), "FedAU", "random timing, weighed by the server from who took part when"),
+    "echo": Method(_UNSCALED, Echo(), "echo", "random timing, weighed by the rounds since the last time"),
+    "fedawe": Method(_UNSCALED, FedAWE(), "FedAWE", "as published: as echo, each client from its own last model"),
+    "scaffold": Method(_UNSCALED, Scaffold(), "SCAFFOLD", "as published: corrected local steps, averaged (SGD only)"),
     "ht-scaffold": Method(
-        UniformWindow(), HTScaffold(), "HT-SCAFFOLD", "Algorithm 1, with SCAFFOLD's corrected local steps (SGD only)"
+        _SCALED, HTScaffold(), "HT-SCAFFOLD", "Algorithm 1, with SCAFFOLD's corrected local steps (SGD only)"
     ),
     "truncated": Method(
-        UniformWindow(), Truncated(), "Algorithm 1, truncated", "scales cut to a limit: less variance, known bias"
+        _SCALED, Truncated(), "Algorithm 1, truncated", "scales cut to a limit: less variance, known bias"
     ),
     "bernoulli": Method(
         Bernoulli(), Sum(), "Bernoulli", "ablation: an independent coin each round, scaled, ignoring the battery"

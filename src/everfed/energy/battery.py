@@ -5,7 +5,7 @@ All amounts are in units of one training round's cost.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -97,13 +97,10 @@ class Storage:
         return not any(isinstance(v, np.ndarray) for v in (self.charging, self.leak, self.standby, self.start))
 
     def part(self, clients: Ints) -> Storage:
-        def some(value: float | Floats) -> float | Floats:
-            return value[clients] if isinstance(value, np.ndarray) and value.ndim else value
-
-        return Storage(
-            some(self.charging), some(self.leak), some(self.standby), some(self.start), self.cost_spread,
-            self.browns_out,
-        )  # fmt: skip
+        mine: dict[str, Any] = {
+            name: value[clients] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        return replace(self, **mine)
 
 
 IDEAL = Storage()
