@@ -18,7 +18,7 @@ from everfed.planning import plan
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.history import RoundRecord
 from everfed.run.start import start
-from everfed.store.run import StoredRun
+from everfed.store.folder import StoredRun
 
 METHODS = ("algorithm1", "greedy", "fedavg")
 

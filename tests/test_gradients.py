@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import everfed as ef
-from everfed.learning.check import CannotTrainError
 from everfed.learning.gradients import adjusted
+from everfed.learning.task import CannotTrainError
 from everfed.trainers import choose
 
 RULES = {name: row() for name, row in ef.GRADIENT_RULES.items()}

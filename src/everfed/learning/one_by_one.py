@@ -16,12 +16,11 @@ from torch import Tensor
 
 from everfed.arrays import Ints
 from everfed.errors import InputError
-from everfed.learning.check import Check
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
-from everfed.learning.task import PlainTrained, Task, Trained
+from everfed.learning.task import Check, PlainTrained, Task, Trained
 
 
 class OneByOne:

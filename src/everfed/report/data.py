@@ -23,7 +23,7 @@ from everfed.report.verdicts import verdicts
 from everfed.run.config import flat, to_dict
 from everfed.run.experiment import Experiment
 from everfed.stats import summarize
-from everfed.store.run import StoredRun
+from everfed.store.folder import StoredRun
 from everfed.studies.comparison import differences, incomparable
 
 _MOST_BINS = 36
