@@ -155,16 +155,12 @@ class Tally:
     def _runs(self, weight: Floats) -> None:
         """weight: [seeds, N] each client's mean weight in each run."""
         self.seeds += len(weight)
-        in_groups = np.stack([self._group_mean(weight, g) for g in self.groups], axis=1)
+        in_groups = np.stack([weight[:, g.clients] @ self.parts(g) for g in self.groups], axis=1)
         contrast = (weight @ self.shares)[:, None] - 1.0
         self.clients.add(weight)
         self.in_groups.add(in_groups)
         self.client_contrasts.add(weight - contrast)
         self.group_contrasts.add(in_groups - contrast)
-
-    def _group_mean(self, weight: Floats, group: Group) -> Floats:
-        mean: Floats = weight[:, group.clients] @ self.parts(group)
-        return mean
 
     def parts(self, group: Group) -> Floats:
         """Each client's part of its group's data."""

@@ -96,6 +96,12 @@ class Storage:
         """Whether all clients' batteries are alike."""
         return not any(isinstance(v, np.ndarray) for v in (self.charging, self.leak, self.standby, self.start))
 
+    @property
+    def lossless(self) -> bool:
+        """Whether batteries only fill and empty, whatever they hold at the start and whatever an empty one does."""
+        losses = ("charging", "leak", "standby", "cost_spread")
+        return all(bool(np.all(np.asarray(getattr(self, name)) == getattr(IDEAL, name))) for name in losses)
+
     def part(self, clients: Ints) -> Storage:
         mine: dict[str, Any] = {
             name: value[clients] for name, value in vars(self).items() if isinstance(value, np.ndarray)
@@ -143,8 +149,10 @@ class Battery:
         np.maximum(overflow, 0.0, out=overflow)
         self.level -= overflow
         self.wasted += self._total(overflow)
-        if self.loses:
-            self._stand_by()
+        if self.loses:  # a device draws its standby power as long as there is any
+            drawn = np.minimum(self.level, self.storage.standby)
+            self.level -= drawn
+            self.standby += self._total(drawn)
 
     def _charge_few(self, which: Ints, arrived: Floats) -> None:
         """The same for ideal batteries of which only these get anything: the others cannot overflow."""
@@ -170,12 +178,6 @@ class Battery:
         kept: Floats = arrived * self.storage.charging
         self.leaked += self._total(gone) + self._total(arrived - kept) * copies
         return kept
-
-    def _stand_by(self) -> None:
-        """A device draws its standby power as long as there is any."""
-        drawn = np.minimum(self.level, self.storage.standby)
-        self.level -= drawn
-        self.standby += self._total(drawn)
 
     def affords(self, cost: float = 1.0) -> Bools:
         """Which clients can pay for a round now."""

@@ -77,7 +77,8 @@ class OneByOne:
         if not self.task.gradients:
             return
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        rows = [torch.cat([t.reshape(-1) for t in ts])[None] for ts in ([_gradient(p) for p in trained], trained)]
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        rows = [torch.cat([t.reshape(-1) for t in ts])[None] for ts in (slopes, trained)]
         grads, values = (row.detach() for row in rows)
         changed = adjusted(self.task.gradients, grads, values, start, np.array([client]))[0]
         for parameter, part in zip(trained, changed.split([p.numel() for p in trained]), strict=True):
@@ -100,7 +101,3 @@ class OneByOne:
             client, parameter, name = key.split(".")
             kept = self.states.setdefault(int(client), {**frame, "state": {}})
             kept["state"].setdefault(int(parameter), {})[name] = value.clone()
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

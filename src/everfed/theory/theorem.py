@@ -169,16 +169,10 @@ class Bound:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
+        given = ["iterations", "local_steps", "mu", "L", "G", "heterogeneity", "initial_distance_sq", "kappa"]
         return {
             "validity": self.validity,
-            "iterations": self.iterations,
-            "local_steps": self.local_steps,
-            "mu": self.mu,
-            "L": self.L,
-            "G": self.G,
-            "heterogeneity": self.heterogeneity,
-            "initial_distance_sq": self.initial_distance_sq,
-            "kappa": self.kappa,
+            **{name: getattr(self, name) for name in given},
             "gamma": dict(self.gammas),
             "learning_rate": {name: self.first_step(name) for name in CONSTANTS},
             "B": self.B,
@@ -245,19 +239,8 @@ def bound(
         name: terms._replace(gamma=max(terms.gamma, constant.least_gamma(terms)))
         for name, constant in CONSTANTS.items()
     }
-    return Bound(
-        cycles=e,
-        shares=p,
-        sigma=s,
-        mu=mu,
-        L=L,
-        G=G,
-        heterogeneity=heterogeneity,
-        initial_distance_sq=distance,
-        local_steps=steps,
-        iterations=whole_rounds(iterations, steps),
-        kappa=kappa,
-        B=float(p**2 @ s**2) + 6.0 * L * heterogeneity + 8.0 * (steps - 1) ** 2 * G**2,
-        gammas={name: terms.gamma for name, terms in each.items()},
-        parts={name: CONSTANTS[name].parts(terms) for name, terms in each.items()},
-    )
+    gammas = {name: terms.gamma for name, terms in each.items()}
+    parts = {name: CONSTANTS[name].parts(terms) for name, terms in each.items()}
+    B = float(p**2 @ s**2) + 6.0 * L * heterogeneity + 8.0 * (steps - 1) ** 2 * G**2
+    iterations = whole_rounds(iterations, steps)
+    return Bound(e, p, s, mu, L, G, heterogeneity, distance, steps, iterations, kappa, B, gammas, parts)
