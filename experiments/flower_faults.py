@@ -32,7 +32,7 @@ from everfed.flower.ledger import read
 from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
 from everfed.learning.task import Trained, Trainer
-from everfed.planning import plan
+from everfed.methods import plan
 from everfed.run.experiment import Experiment
 from everfed.run.rounds import LocalRounds
 from everfed.scheduling.plan import PlanStep, Schedule

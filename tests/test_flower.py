@@ -23,7 +23,7 @@ from everfed.flower.local import LocalTraining
 from everfed.flower.messages import Answer, Ask
 from everfed.flower.meters import MeterError
 from everfed.flower.node_state import Memory
-from everfed.planning import plan
+from everfed.methods import plan
 from everfed.run import config
 from everfed.scheduling.table import POLICIES
 from flower_grid import CLIENTS, QUICK, SMALL, InProcessGrid, run

@@ -21,7 +21,7 @@ from everfed.flower.keys import make_key
 from everfed.flower.ledger import read
 from everfed.flower.load import load_experiment
 from everfed.flower.loopback import Loopback
-from everfed.planning import plan
+from everfed.methods import plan
 from flower_grid import counting
 
 APP = Path(__file__).parents[1] / "examples" / "flower-fleet"

@@ -20,7 +20,7 @@ from everfed.flower.identity import read_key
 from everfed.flower.keys import make_certificates, make_key
 from everfed.flower.ledger import read
 from everfed.flower.remote import stored_remote_rounds
-from everfed.planning import plan
+from everfed.methods import plan
 from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, counting, fleet_of, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

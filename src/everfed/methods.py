@@ -1,16 +1,21 @@
-"""Methods by name: a client-side policy and a server rule."""
+"""Methods by name: a client-side policy and a server rule; and who trains when under them, before any training."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from everfed import registry
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.random import check_seed
 from everfed.registry import lookup
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
+from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
+from everfed.scheduling.silent import warn_of_silent
 from everfed.scheduling.uncertain import SelfWeighted
 from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
@@ -122,3 +127,23 @@ METHODS: dict[str, Method] = {
     ),
 }
 registry.table("method", METHODS, Method)
+
+
+def plan(
+    fleet: Fleet, method: str | Method | Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
+) -> Iterator[PlanStep]:
+    """Yield one PlanStep a round. method: a name, a `Method` or a policy; the server's rule has no part in a plan.
+
+    A horizon that some client's cycle does not divide cuts that client's last window short: it may
+    then take part once less than its energy allows (in Algorithm 1, rounds stay unbiased). That is a warning, or
+    an error with strict_horizon=True. Clients that will never train are a warning, too.
+
+    >>> fleet = Fleet.from_cycles([1, 2])
+    >>> [step.clients.tolist() for step in plan(fleet, "greedy", rounds=4)]
+    [[0, 1], [0], [0, 1], [0]]
+    """
+    policy = as_method(method).policy
+    check_seed(seed)
+    check_horizon(fleet, rounds, strict_horizon)
+    warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
+    return Schedule(fleet, policy, seed).rounds(0, rounds)
