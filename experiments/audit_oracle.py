@@ -22,8 +22,7 @@ import numpy as np
 import everfed as ef
 from everfed.auditing import judge
 from everfed.auditing.exact import Exact, exactly
-from everfed.auditing.figures import Figures
-from everfed.auditing.tally import Tally
+from everfed.auditing.tally import Figures, Tally
 from everfed.energy.arrivals import ARRIVALS
 from everfed.energy.battery import Storage
 from everfed.energy.changing import Changing

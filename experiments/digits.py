@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from everfed import presets
-from everfed.report import with_measures
+from everfed.report.measures import with_measures
 from everfed.run import config
 from everfed.studies import sweep
 from everfed.studies.comparison import differences, summarize

@@ -32,7 +32,7 @@ from everfed.flower.client import load_experiment
 from everfed.flower.ledger import read
 from everfed.flower.testing import Loopback
 from everfed.learning.task import Trained, Trainer
-from everfed.planning import plan
+from everfed.methods import plan
 from everfed.run.experiment import Experiment
 from everfed.run.rounds import LocalRounds
 from everfed.scheduling.plan import PlanStep, Schedule

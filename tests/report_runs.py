@@ -14,11 +14,11 @@ from everfed.energy.battery import Books
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.errors import EverfedWarning
 from everfed.learning.evaluate import Metrics
-from everfed.planning import plan
+from everfed.methods import plan
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.history import RoundRecord
 from everfed.run.start import start
-from everfed.store.run import StoredRun
+from everfed.store.folder import StoredRun
 
 METHODS = ("algorithm1", "greedy", "fedavg")
 

@@ -25,7 +25,7 @@ LAYERS = [
     {"trainers"},
     {"server"},
     {"methods"},
-    {"auditing", "planning"},
+    {"auditing"},
     {"theory"},
     {"run"},
     {"testbed", "api"},

@@ -30,7 +30,7 @@ from everfed import (
     audit,
     plan,
 )
-from everfed.auditing.figures import Figures
+from everfed.auditing.tally import Figures
 from everfed.energy.arrivals import Trickle
 from everfed.energy.battery import Storage
 from everfed.energy.changing import Changing

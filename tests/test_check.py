@@ -18,9 +18,8 @@ from torch import nn
 
 import everfed as ef
 from everfed.learning.batched import Batched
-from everfed.learning.check import Check
 from everfed.learning.one_by_one import OneByOne
-from everfed.learning.task import DeviceData, PlainTrained
+from everfed.learning.task import Check, DeviceData, PlainTrained
 from everfed.ray.trainer import _worst
 from everfed.ray.worker import Worker
 from everfed.run import config

@@ -176,7 +176,7 @@ def test_a_run_with_eight_bits_learns_and_repeats_itself():
     ("raw", "words"),
     [
         ({"compression": {"kind": "qsgd", "bits": 1}}, "2 to 16"),
-        ({"compression": {"kind": "qsgd", "bucket": 0}}, "at least one number"),
+        ({"compression": {"kind": "qsgd", "bucket": 0}}, "bucket is 0; it must be a whole number of at least 1"),
         ({"compression": {"kind": "rand-k", "keep": 0.0}}, "above 0"),
         ({"compression": "qsdg"}, "Did you mean 'qsgd'"),
     ],

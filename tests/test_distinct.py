@@ -15,9 +15,11 @@ from everfed.cli import main
 from everfed.errors import EverfedWarning
 from everfed.learning.optim import SGD
 from everfed.methods import METHODS
-from everfed.report import distinct, figure, page
 from everfed.report.data import page_data
+from everfed.report.distinct import distinct
+from everfed.report.figure import figure
 from everfed.report.lines import lines
+from everfed.report.page import page
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.store import open_run, stored_rounds
 

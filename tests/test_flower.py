@@ -22,7 +22,7 @@ from everfed.flower.energy import MeterError, own_plan
 from everfed.flower.node_state import Memory
 from everfed.flower.training import LocalTraining
 from everfed.flower.wire import Answer, Ask
-from everfed.planning import plan
+from everfed.methods import plan
 from everfed.run import config
 from everfed.scheduling.table import POLICIES
 from flower_grid import CLIENTS, QUICK, SMALL, InProcessGrid, run

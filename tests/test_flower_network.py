@@ -21,7 +21,7 @@ from everfed.flower.client import load_experiment
 from everfed.flower.identity import make_key
 from everfed.flower.ledger import read
 from everfed.flower.testing import Loopback
-from everfed.planning import plan
+from everfed.methods import plan
 from flower_grid import counting
 
 APP = Path(__file__).parents[1] / "examples" / "flower-fleet"

@@ -19,7 +19,7 @@ from everfed.flower import EnergyMod, EnergyStrategy, Roster, RoundLimits, Simul
 from everfed.flower.identity import make_certificates, make_key, read_key
 from everfed.flower.ledger import read
 from everfed.flower.server import stored_remote_rounds
-from everfed.planning import plan
+from everfed.methods import plan
 from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, counting, fleet_of, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import everfed as ef
-from everfed.learning.check import CannotTrainError
 from everfed.learning.gradients import adjusted
+from everfed.learning.task import CannotTrainError
 from everfed.trainers import choose
 
 RULES = {name: row() for name, row in ef.GRADIENT_RULES.items()}
@@ -157,7 +157,7 @@ def test_clip_in_numbers(grads, norm, expected):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ef.Proximal(-0.1), "mu is -0.1; it must be zero or positive"),
+        (lambda: ef.Proximal(-0.1), "mu is -0.1; it must be zero or a positive number"),
         (lambda: ef.Proximal(math.nan), "mu is nan"),
         (lambda: ef.Clip(0.0), "norm is 0.0; it must be a positive number"),
         (lambda: ef.Clip(math.inf), "norm is inf"),

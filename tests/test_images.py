@@ -234,7 +234,7 @@ def test_plain_images_become_floats_from_0_to_1():
 def test_a_crop_that_does_not_fit_is_refused():
     with pytest.raises(InputError, match="does not fit"):
         CropFlip(40).shape((3, 32, 32))
-    with pytest.raises(InputError, match="at least 1 pixel"):
+    with pytest.raises(InputError, match="size is 0; it must be a whole number of at least 1"):
         CropFlip(0)
 
 

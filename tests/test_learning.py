@@ -700,19 +700,19 @@ BAD_NUMBERS = [0.0, -0.1, math.nan, math.inf]
 @pytest.mark.parametrize("lr", BAD_NUMBERS)
 @pytest.mark.parametrize("make", [ef.SGD, ef.Adam])
 def test_a_learning_rate_must_be_a_positive_number(make, lr):
-    with refused("learning rate", str(lr), "positive"):
+    with refused(f"lr is {lr}", "positive"):
         make(lr)
 
 
 BAD_OPTIMIZERS = [
-    (lambda: ef.SGD(0.1, momentum=1.0), ("momentum is 1.0", "[0, 1)")),
+    (lambda: ef.SGD(0.1, momentum=1.0), ("momentum is 1.0", "from 0 to below 1")),
     (lambda: ef.SGD(0.1, momentum=-0.1), ("momentum is -0.1",)),
     (lambda: ef.SGD(0.1, momentum=math.nan), ("momentum is nan",)),
-    (lambda: ef.SGD(0.1, weight_decay=-1e-4), ("weight_decay is -0.0001", "zero or positive")),
+    (lambda: ef.SGD(0.1, weight_decay=-1e-4), ("weight_decay is -0.0001", "zero or a positive number")),
     (lambda: ef.Adam(weight_decay=-1.0), ("weight_decay is -1.0",)),
     (lambda: ef.Adam(weight_decay=math.nan), ("weight_decay is nan",)),
     (lambda: ef.SGD(0.1, weight_decay=math.inf), ("weight_decay is inf",)),
-    (lambda: ef.Adam(beta1=1.0), ("beta1 is 1.0", "[0, 1)")),
+    (lambda: ef.Adam(beta1=1.0), ("beta1 is 1.0", "from 0 to below 1")),
     (lambda: ef.Adam(beta2=1.5), ("beta2 is 1.5",)),
     (lambda: ef.Adam(beta1=-0.1), ("beta1 is -0.1",)),
     (lambda: ef.Adam(beta2=math.nan), ("beta2 is nan",)),

@@ -19,9 +19,8 @@ from everfed.data.on_demand_parquet import Parquet, save_parquet
 from everfed.data.on_demand_sources import Arrays, Generated, ranges, save_arrays
 from everfed.data.on_demand_synthetic import Synthetic
 from everfed.learning import streamed
-from everfed.learning.check import CannotTrainError
 from everfed.learning.streamed import StreamedSamples, on_device
-from everfed.learning.task import DeviceData
+from everfed.learning.task import CannotTrainError, DeviceData
 from everfed.run import config
 from everfed.trainers import choose
 

@@ -11,8 +11,8 @@ import pytest
 import report_runs
 from browser import Browser, find_chromium
 from everfed.learning.evaluate import Metrics
-from everfed.report import page
 from everfed.report.data import page_data
+from everfed.report.page import page
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.run.history import RoundRecord
 

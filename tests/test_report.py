@@ -18,9 +18,10 @@ from everfed.data.datasets import DATASETS
 from everfed.errors import InputError
 from everfed.learning.evaluate import Metrics
 from everfed.learning.optim import SGD
-from everfed.report import figure, page
 from everfed.report.data import page_data
+from everfed.report.figure import figure
 from everfed.report.lines import curve, lines
+from everfed.report.page import page
 from everfed.report.raster import sample
 from everfed.report.style import styles
 from everfed.run.experiment import CycleFleet, Experiment

@@ -11,11 +11,11 @@ from rich.console import Console
 
 import report_runs
 from everfed.energy.battery import Books
-from everfed.report import table, with_measures
 from everfed.report.data import page_data
 from everfed.report.lines import lines
-from everfed.report.measures import ACCOUNTS, Unit, fairness, reached, wiggle
+from everfed.report.measures import ACCOUNTS, Unit, fairness, reached, wiggle, with_measures
 from everfed.report.raster import sample
+from everfed.report.table import table
 from everfed.studies.comparison import summarize
 
 

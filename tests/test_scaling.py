@@ -19,8 +19,8 @@ from everfed.data.on_demand_sources import Generated
 from everfed.energy import battery as battery_module
 from everfed.energy.arrivals import Lump
 from everfed.energy.battery import Battery
-from everfed.learning.check import CannotTrainError
 from everfed.learning.rows import ClientRows
+from everfed.learning.task import CannotTrainError
 from everfed.report.lines import show
 from everfed.run import config
 from everfed.trainers import choose

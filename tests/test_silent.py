@@ -14,12 +14,12 @@ from hypothesis import given, settings, strategies as st
 
 import everfed as ef
 import report_runs
-from everfed import report
 from everfed.cli import main
 from everfed.energy.battery import Storage
 from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning
 from everfed.report.data import page_data
+from everfed.report.notes import silence, silences
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.scheduling import silent
 from everfed.scheduling.plan import Schedule, participations
@@ -168,10 +168,10 @@ def test_a_server_that_waits_for_a_silent_client_is_told_of():
 def test_nothing_is_said_of_a_run_that_ended_before_their_turn_came(state, until):
     made = Experiment(fleet=CycleFleet(4, (1, 20)), rounds=5, device="cpu")
     run = report_runs.untrained(made, "one", state)
-    assert "never train" in report.silence(replace(run, state="done"))
+    assert "never train" in silence(replace(run, state="done"))
     run = replace(run, rounds=run.rounds[:until])
-    assert report.silence(run) == ""
-    assert report.silences([("one", [run])]) == []
+    assert silence(run) == ""
+    assert silences([("one", [run])]) == []
 
 
 def test_the_page_says_it_of_every_method():

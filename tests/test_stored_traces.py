@@ -15,8 +15,9 @@ import pytest
 from everfed import EverfedWarning, InputError
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.learning.models import Mlp
-from everfed.report import table, with_measures
 from everfed.report.data import page_data
+from everfed.report.measures import with_measures
+from everfed.report.table import table
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.store import open_run, stored_rounds

@@ -197,7 +197,7 @@ class TestRefusals:
             ({"local_steps": 2.5}, "local_steps is 2.5"),
             ({"iterations": -5}, "iterations is -5"),
             ({"iterations": 5001}, "take 5000 or 5005"),
-            ({"shares": EQUAL[:-1]}, "39 shares were given for 40 cycles"),
+            ({"shares": EQUAL[:-1]}, "39 shares were given for 40 clients"),
             ({"shares": [0.1] * 40}, "sum to 4"),
             ({"shares": [2.0, -1.0], "cycles": [1, 2]}, "non-negative"),
             ({"shares": "many"}, "shares must be numbers"),

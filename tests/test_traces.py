@@ -72,7 +72,7 @@ class TestPerRound:
 
     @pytest.mark.parametrize("round_s", [0, -1.0, math.nan, math.inf, "an hour", True, None])
     def test_refuses_a_round_of_no_length(self, round_s):
-        refused(lambda: per_round(series([1, 1]), round_s), f"round_s is {round_s!r}", "above 0")
+        refused(lambda: per_round(series([1, 1]), round_s), f"round_s is {round_s!r}", "a positive number")
 
     def test_refuses_a_round_longer_than_the_trace(self):
         refused(lambda: per_round(series([1, 1]), 121.0), "121 s", "longer than the whole trace of 120 s")

@@ -191,7 +191,7 @@ def test_it_goes_on_where_it_was_cut_off(pretend, tmp_path):
         ({"seeds": []}, "at least one seed"),
         ({"budget": 5}, "more than the budget of 5"),
         ({"extend": -1}, "extend is -1"),
-        ({"validation": 0.0}, "validation is 0.0; it must be a part between 0 and 1"),
+        ({"validation": 0.0}, "validation is 0.0; it must be above 0 and below 1"),
         ({"validation": 1.0}, "validation is 1.0"),
     ],
 )

@@ -14,10 +14,11 @@ import time
 import warnings
 from pathlib import Path
 
-from everfed import open_run, report
+from everfed import open_run
 from everfed.errors import EverfedWarning
 from everfed.flower import Loopback
 from everfed.flower.ledger import read
+from everfed.report.page import page as report_page
 
 APP = Path(__file__).resolve().parent
 
@@ -57,7 +58,7 @@ def main() -> None:
             raise SystemExit(f"the run ended as {state}; its log is {given.folder}/superlink/log")
 
     stored = open_run(run_folder)
-    page = report.page([stored], given.folder / "report.html", None)
+    page = report_page([stored], given.folder / "report.html", None)
     summary = json.loads((run_folder / "deployment.json").read_text())
     accuracy = stored.final.accuracy if stored.final else None
     print(f"accuracy {accuracy:.3f} after {summary['rounds']} rounds; report: {page}")

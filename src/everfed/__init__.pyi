@@ -28,8 +28,7 @@ from .learning.optim import (
     Cosine as Cosine,
     InverseTime as InverseTime,
 )
-from .methods import METHODS as METHODS, Method as Method
-from .planning import plan as plan
+from .methods import METHODS as METHODS, Method as Method, plan as plan
 from .registry import register as register
 from .run.experiment import Experiment as Experiment
 from .run.history import History as History, RoundRecord as RoundRecord

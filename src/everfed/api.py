@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from everfed.run.loop import Run
 from everfed.scheduling.policies import Policy
 from everfed.scheduling.silent import never_trained
 from everfed.store import open_run, stored_rounds
-from everfed.studies.sweep import COMPARED, Progress, plan_runs, run_all
+from everfed.studies.sweep import COMPARED, Tell, plan_runs, run_all
 
 
 def start(
@@ -74,12 +75,7 @@ def simulate(
     To watch a run, or to stop it early, iterate over `start(...)` with the same arguments.
     """
     experiment = _experiment(model, data, fleet, method, settings)
-
-    def make(experiment: Experiment) -> Run:
-        return local.start(
-            experiment, on_divergence=on_divergence, memory_budget=memory_budget, strict_horizon=strict_horizon
-        )
-
+    make = partial(local.start, on_divergence=on_divergence, memory_budget=memory_budget, strict_horizon=strict_horizon)
     if out is not None:
         for _ in stored_rounds(experiment, Path(out), on_divergence=on_divergence, make=make):
             pass
@@ -104,7 +100,7 @@ def sweep(
     out: str | Path,
     jobs: int = 1,
     on_divergence: str = "stop",
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Tell = lambda progress: None,
 ) -> Conclusion:
     """Run a grid of settings over seeds, and summarise it: what `everfed sweep` does.
 
@@ -130,7 +126,7 @@ def compare(
     out: str | Path,
     jobs: int = 1,
     on_divergence: str = "stop",
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Tell = lambda progress: None,
     **settings: Any,
 ) -> Conclusion:
     """The same experiment under several methods, seed by seed: what `everfed compare` does.

@@ -31,8 +31,10 @@ def check_within(interval: str, **numbers: Any) -> None:
                 right = f"{'zero or ' * least}a positive number"
             elif high == np.inf:
                 right = f"{'at least' if least else 'above'} {low:g}"
+            elif least:
+                right = f"from {low:g} to {'below ' * (not most)}{high:g}"
             else:
-                right = f"{'from' if least else 'above'} {low:g} {'to' if most else 'to below'} {high:g}"
+                right = f"above {low:g} and {'at most' if most else 'below'} {high:g}"
             raise InputError(f"{name} is {value!r}; it must be {right}.")
 
 

@@ -1,16 +1,21 @@
-"""Methods by name: a client-side policy and a server rule."""
+"""Methods by name: a client-side policy and a server rule; and who trains when under them, before any training."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from everfed import registry
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.random import check_seed
 from everfed.registry import lookup
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
+from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
+from everfed.scheduling.silent import warn_of_silent
 from everfed.scheduling.uncertain import SelfWeighted
 from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
@@ -73,10 +78,10 @@ def _shown(part: Any) -> str:
     return repr(part).removesuffix("()") if is_dataclass(part) else type(part).__name__
 
 
+# Random rounds, with the scale of Algorithm 1 or without.
+_SCALED, _UNSCALED = UniformWindow(), UniformWindow(scaled=False)
 METHODS: dict[str, Method] = {
-    "algorithm1": Method(
-        UniformWindow(), Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"
-    ),
+    "algorithm1": Method(_SCALED, Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"),
     "greedy": Method(Greedy(), Sum(), "Benchmark 1 (greedy)", "train as soon as there is energy"),
     "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when everybody has energy"),
     "fedavg": Method(Always(), Sum(), "FedAvg (unlimited energy)", "everybody in every round: the upper bound"),
@@ -87,7 +92,7 @@ METHODS: dict[str, Method] = {
         Greedy(scaled=True), Sum(), "greedy, scaled", "ablation: greedy timing with the scale of Algorithm 1"
     ),
     "algorithm1-unscaled": Method(
-        UniformWindow(scaled=False), Sum(), "Algorithm 1, unscaled", "ablation: random timing without the scale"
+        _UNSCALED, Sum(), "Algorithm 1, unscaled", "ablation: random timing without the scale"
     ),
     "self-weighted": Method(
         SelfWeighted(), Sum(), "self-weighted", "greedy timing, scaled by the client's own mean interval"
@@ -99,46 +104,46 @@ METHODS: dict[str, Method] = {
         Lattice(), Sum(), "lattice", "Algorithm 1 with clients of one cycle spread evenly over it: less variance"
     ),
     "fixed-phase": Method(
-        Lattice(redraw=False),
-        Sum(),
-        "lattice, fixed phase",
-        "the lattice drawn once: every client every E rounds",
+        Lattice(redraw=False), Sum(), "lattice, fixed phase", "the lattice drawn once: every client every E rounds"
     ),
-    "ht-varp": Method(
-        UniformWindow(), Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"
-    ),
+    "ht-varp": Method(_SCALED, Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"),
     "fedvarp": Method(
-        UniformWindow(scaled=False),
-        FedVarp(),
-        "FedVARP",
-        "as published: the participants' mean, corrected by last updates",
+        _UNSCALED, FedVarp(), "FedVARP", "as published: the participants' mean, corrected by last updates"
     ),
-    "last-updates": Method(
-        UniformWindow(scaled=False), LastUpdates(), "last updates", "everybody's last update in every round"
-    ),
-    "mifa": Method(
-        UniformWindow(scaled=False), Mifa(), "MIFA", "as published: everybody's last gradients, at the current rate"
-    ),
-    "fedau": Method(
-        UniformWindow(scaled=False), FedAU(), "FedAU", "random timing, weighed by the server from who took part when"
-    ),
-    "echo": Method(
-        UniformWindow(scaled=False), Echo(), "echo", "random timing, weighed by the rounds since the last time"
-    ),
-    "fedawe": Method(
-        UniformWindow(scaled=False), FedAWE(), "FedAWE", "as published: as echo, each client from its own last model"
-    ),
-    "scaffold": Method(
-        UniformWindow(scaled=False), Scaffold(), "SCAFFOLD", "as published: corrected local steps, averaged (SGD only)"
-    ),
+    "last-updates": Method(_UNSCALED, LastUpdates(), "last updates", "everybody's last update in every round"),
+    "mifa": Method(_UNSCALED, Mifa(), "MIFA", "as published: everybody's last gradients, at the current rate"),
+    "fedau": Method(_UNSCALED, FedAU(), "FedAU", "random timing, weighed by the server from who took part when"),
+    "echo": Method(_UNSCALED, Echo(), "echo", "random timing, weighed by the rounds since the last time"),
+    "fedawe": Method(_UNSCALED, FedAWE(), "FedAWE", "as published: as echo, each client from its own last model"),
+    "scaffold": Method(_UNSCALED, Scaffold(), "SCAFFOLD", "as published: corrected local steps, averaged (SGD only)"),
     "ht-scaffold": Method(
-        UniformWindow(), HTScaffold(), "HT-SCAFFOLD", "Algorithm 1, with SCAFFOLD's corrected local steps (SGD only)"
+        _SCALED, HTScaffold(), "HT-SCAFFOLD", "Algorithm 1, with SCAFFOLD's corrected local steps (SGD only)"
     ),
     "truncated": Method(
-        UniformWindow(), Truncated(), "Algorithm 1, truncated", "scales cut to a limit: less variance, known bias"
+        _SCALED, Truncated(), "Algorithm 1, truncated", "scales cut to a limit: less variance, known bias"
     ),
     "bernoulli": Method(
         Bernoulli(), Sum(), "Bernoulli", "ablation: an independent coin each round, scaled, ignoring the battery"
     ),
 }
 registry.table("method", METHODS, Method)
+
+
+def plan(
+    fleet: Fleet, method: str | Method | Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
+) -> Iterator[PlanStep]:
+    """Yield one PlanStep a round. method: a name, a `Method` or a policy; the server's rule has no part in a plan.
+
+    A horizon that some client's cycle does not divide cuts that client's last window short: it may
+    then take part once less than its energy allows (in Algorithm 1, rounds stay unbiased). That is a warning, or
+    an error with strict_horizon=True. Clients that will never train are a warning, too.
+
+    >>> fleet = Fleet.from_cycles([1, 2])
+    >>> [step.clients.tolist() for step in plan(fleet, "greedy", rounds=4)]
+    [[0, 1], [0], [0, 1], [0]]
+    """
+    policy = as_method(method).policy
+    check_seed(seed)
+    check_horizon(fleet, rounds, strict_horizon)
+    warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
+    return Schedule(fleet, policy, seed).rounds(0, rounds)

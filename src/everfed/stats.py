@@ -58,7 +58,9 @@ def summarize(values: Sequence[float] | Floats) -> Summary:
     mean = math.fsum(sample) / len(sample) if np.isfinite(sample).all() else float(sample.mean())
     if len(sample) == 1:
         return Summary(mean, None, None, 1)
-    sd = _sd(sample)
+    with np.errstate(invalid="ignore"):
+        sd, size = float(sample.std(ddof=1)), float(np.abs(sample).max())
+    sd = 0.0 if sd <= _ROUNDING * size else sd
     return Summary(mean, sd, t_quantile(0.5 + LEVEL / 2, len(sample) - 1) * sd / math.sqrt(len(sample)), len(sample))
 
 
@@ -173,9 +175,3 @@ def margins(values: Floats) -> Floats:
 
 def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _sd(sample: Floats) -> float:
-    with np.errstate(invalid="ignore"):
-        sd, size = float(sample.std(ddof=1)), float(np.abs(sample).max())
-    return 0.0 if sd <= _ROUNDING * size else sd

@@ -17,11 +17,10 @@ import numpy as np
 from everfed.arrays import Floats
 from everfed.auditing import judge
 from everfed.auditing.exact import Exact, exactly
-from everfed.auditing.figures import Figures, measured
 from everfed.auditing.judge import Judgement
 from everfed.auditing.limit import Limit, limit
 from everfed.auditing.noise import as_vectors
-from everfed.auditing.tally import Tally
+from everfed.auditing.tally import Figures, Tally, measured
 from everfed.auditing.variance import Variance, variance
 from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, distance, unjudged, verdict
 from everfed.checks import check_shares

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from everfed.arrays import Floats
-from everfed.auditing.figures import Figures, measured
-from everfed.auditing.tally import Tally
+from everfed.auditing.tally import Figures, Tally, measured
 from everfed.energy.fleet import Fleet
 from everfed.scheduling.laws import Law, are_independent, is_deterministic, law_of, seedless
 from everfed.scheduling.plan import Schedule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from everfed.arrays import Bools, Floats, Ints
@@ -9,6 +11,47 @@ from everfed.energy.fleet import Fleet, Group
 from everfed.scheduling.plan import Schedule
 from everfed.server.aggregate import Weighting
 from everfed.server.rules import ServerRule
+from everfed.stats import jain
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Per client [N], over the rounds since the client's start; or one number for the fleet."""
+
+    participation_rate: Floats | None = None
+    mean_weight: Floats | None = None  # mean of join * scale; 1 is unbiased
+    gap_mean: Floats | None = None  # rounds between two participations in a run; NaN: nobody can take part twice
+    gap_variance: Floats | None = None
+    round_weight_mean: float | None = None  # W_r = sum over participants of share * scale, over all rounds
+    round_weight_variance: float | None = None
+    update_variance: float | None = None  # of sum p_i join_i scale_i delta_i, deltas equal with norm 1, given the round
+    single_round_bias: float | None = None  # largest |E[join * scale] - 1| of a client in one round; exact only
+    violations: float | None = None  # participations per run that spend energy which is not there
+
+    @property
+    def fairness(self) -> float | None:
+        """Jain's index of the participation rates: 1 if all take part alike, 1/N if one alone does."""
+        return None if self.participation_rate is None else jain(self.participation_rate)
+
+
+def measured(tally: Tally) -> Figures:
+    """What a tally comes to. Variances over seeds are those of the whole population, so one seed has none."""
+    seeds = tally.seeds
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gap_mean = tally.gap_sum / tally.gaps
+        gap_variance = tally.gap_squares / tally.gaps - gap_mean**2
+    mean, variance = tally.weight_variances()
+    return Figures(
+        participation_rate=tally.joins / (tally.active() * seeds),
+        mean_weight=tally.clients.mean(seeds),
+        gap_mean=gap_mean,
+        gap_variance=np.maximum(gap_variance, 0.0),
+        round_weight_mean=float(mean.mean()),
+        round_weight_variance=float(variance.mean() + mean.var()),
+        update_variance=float(variance.mean()) * seeds / max(seeds - 1, 1),
+        violations=tally.violations / seeds,
+    )
+
 
 # Numbers (rounds x clients) up to which single rounds of single clients are followed; beyond it, groups alone are.
 _MOST_FOLLOWED = 1 << 22
@@ -112,16 +155,12 @@ class Tally:
     def _runs(self, weight: Floats) -> None:
         """weight: [seeds, N] each client's mean weight in each run."""
         self.seeds += len(weight)
-        in_groups = np.stack([self._group_mean(weight, g) for g in self.groups], axis=1)
+        in_groups = np.stack([weight[:, g.clients] @ self.parts(g) for g in self.groups], axis=1)
         contrast = (weight @ self.shares)[:, None] - 1.0
         self.clients.add(weight)
         self.in_groups.add(in_groups)
         self.client_contrasts.add(weight - contrast)
         self.group_contrasts.add(in_groups - contrast)
-
-    def _group_mean(self, weight: Floats, group: Group) -> Floats:
-        mean: Floats = weight[:, group.clients] @ self.parts(group)
-        return mean
 
     def parts(self, group: Group) -> Floats:
         """Each client's part of its group's data."""

@@ -7,10 +7,9 @@ import math
 import numpy as np
 
 from everfed.arrays import Floats
-from everfed.auditing.figures import Figures
 from everfed.auditing.judge import ERROR_RATE, NEGLIGIBLE, Judgement
 from everfed.auditing.limit import Limit
-from everfed.auditing.tally import Tally
+from everfed.auditing.tally import Figures, Tally
 
 # Groups named one by one; of more, those that are furthest off.
 _MOST_GROUPS = 6

@@ -19,7 +19,7 @@ from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
-from everfed.planning import plan as make_plan
+from everfed.methods import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.setup import resolve_device

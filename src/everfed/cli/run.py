@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from everfed import report
 from everfed.cli import options as o
 from everfed.cli.engine import maker
 from everfed.cli.screen import Screen, Stop, watched
 from everfed.report.lines import evaluated_on
+from everfed.report.notes import silence
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.loop import Run
@@ -90,7 +90,7 @@ def run(
     if done == 0:
         screen.note(f"this run was done already, in {folder}; --out another folder, or delete it, to run it again.")
     seconds = time.perf_counter() - began
-    silent = report.silence(stored)
+    silent = silence(stored)
     if silent:
         screen.note(silent)
     if screen.as_json:
@@ -130,7 +130,7 @@ def _result(run: StoredRun, seconds: float) -> dict[str, Any]:
         "method": run.experiment.method,
         "final": run.final.to_dict() if run.final else None,
         "participations": run.participations,
-        "never_trained": report.silence(run),
+        "never_trained": silence(run),
         "energy": run.energy.to_dict(),
         "rounds": [record.to_dict() for record in run.rounds],
         "seconds": seconds,

@@ -7,10 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from everfed import presets, report
+from everfed import presets
 from everfed.cli import options as o
 from everfed.cli.screen import Debug, Screen, TextScreen, table
 from everfed.errors import InputError
+from everfed.report.distinct import distinct
+from everfed.report.figure import figure
+from everfed.report.lines import lines
+from everfed.report.notes import notes
+from everfed.report.page import page
 from everfed.run import config
 from everfed.run.schema import schema
 from everfed.store import StoredRun, Unreadable, find_runs, open_runs
@@ -31,7 +36,7 @@ def runs(
     """
     o.load_plugins(plugin)
     opened, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")], none_is_fine=True))
-    known = report.distinct(opened)
+    known = distinct(opened)
     found = known.runs
     for note in known.notes:
         screen.note(note)
@@ -40,10 +45,10 @@ def runs(
         rows = [{**_headline(run), "copies": also} for run, also in zip(found, copies, strict=True)]
         screen.json(rows + [{**_headline(one), "copies": []} for one in unreadable])
         return
-    lines = [*map(_headline, found), *map(_headline, unreadable)]
+    rows = [*map(_headline, found), *map(_headline, unreadable)]
     columns = ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent")
-    out = table(f"{len(lines)} run{'s' * (len(lines) != 1)}", columns, left=columns[:2])
-    for line in lines:
+    out = table(f"{len(rows)} run{'s' * (len(rows) != 1)}", columns, left=columns[:2])
+    for line in rows:
         out.add_row(
             line["run"],
             line["state"],
@@ -92,10 +97,10 @@ def make_report(
     Example: everfed report everfed-out/compare -o report.html
     """
     found = _open(screen, folders, plugin)
-    page = report.page(found, output, title)
-    for note in report.notes(report.distinct(found), report.lines(found)):
+    path = page(found, output, title)
+    for note in notes(distinct(found), lines(found)):
         screen.note(note)
-    screen.out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", markup=False)
+    screen.out.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", markup=False)
 
 
 @o.grouped
@@ -111,7 +116,7 @@ def make_figure(
 
     Example: everfed figure everfed-out/compare -o figure.pdf
     """
-    screen.out.print(str(report.figure(_open(screen, folders, plugin), output, title)), markup=False)
+    screen.out.print(str(figure(_open(screen, folders, plugin), output, title)), markup=False)
 
 
 def _open(screen: TextScreen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from everfed import report
 from everfed.cli import options as o
 from everfed.cli.screen import Screen, Stop
 from everfed.cli.tune import TUNE_SEEDS, carried_out, trial_table, tuned
 from everfed.errors import InputError, some
-from everfed.report.conclusion import of_grid
+from everfed.report.conclusion import conclude, of_grid
 from everfed.run import config
 from everfed.store import StoredRun
 from everfed.studies import sweep
@@ -142,7 +141,7 @@ def _sweep(
 def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun], out: Path, began: float) -> None:
     """The summary, the page and the picture of a finished sweep."""
     seconds = time.perf_counter() - began
-    made = report.conclude(runs, stored, out, seconds)
+    made = conclude(runs, stored, out, seconds)
     failed = [run for run in stored if run.state != "done"]
     if screen.as_json:
         screen.json({**made.to_dict(), "seconds": seconds})

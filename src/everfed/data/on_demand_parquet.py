@@ -162,9 +162,8 @@ def _numbers(column: Any, name: str) -> npt.NDArray[Any]:
     shape: list[int] = [len(array)]
     while hasattr(array.type, "value_type"):
         inner = array.flatten()
-        if len(array) and len(inner) % len(array):
-            raise InputError(f"the lists in the column '{name}' differ in length; all samples must be alike.")
-        if not hasattr(array.type, "list_size") and len(np.unique(array.value_lengths().to_numpy())) > 1:
+        uneven = len(array) and len(inner) % len(array)
+        if uneven or (not hasattr(array.type, "list_size") and len(np.unique(array.value_lengths().to_numpy())) > 1):
             raise InputError(f"the lists in the column '{name}' differ in length; all samples must be alike.")
         shape.append(len(inner) // max(len(array), 1))
         array = inner

@@ -37,18 +37,14 @@ def check_lengths(x: npt.NDArray[Any], y: npt.NDArray[Any], whose: str) -> None:
 def samples(values: Any, whose: str, copy: bool = False) -> npt.NDArray[Any]:
     """Bytes stay bytes, since they are images, and are scaled; all other numbers become float32."""
     what = f"the samples of {whose}"
-    array = _array(values, what)
-    if array.dtype.kind not in "fiub":
-        raise InputError(f"{what} must be numbers; they are {array.dtype}.")
+    array = _numbers(values, what)
     return _laid_out(array, np.uint8 if array.dtype == np.uint8 else np.float32, what, copy)
 
 
 def labels(values: Any, whose: str, copy: bool = False) -> npt.NDArray[Any]:
     """Whole numbers and booleans are classes and become int64; floats are targets and become float32."""
     what = f"the labels of {whose}"
-    array = _array(values, what)
-    if array.dtype.kind not in "fiub":
-        raise InputError(f"{what} must be numbers; they are {array.dtype}.")
+    array = _numbers(values, what)
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise InputError(f"{what} go up to {array.max()}; class numbers must stay below 2**63.")
     return _laid_out(array, np.float32 if array.dtype.kind == "f" else np.int64, what, copy)
@@ -80,6 +76,13 @@ def _laid_out(array: npt.NDArray[Any], dtype: Any, what: str, copy: bool) -> npt
             return np.array(array, dtype, order="C") if copy else solid(np.asarray(array, dtype))
     except FloatingPointError:
         raise InputError(f"{what} hold numbers beyond {np.finfo(np.float32).max:.2g}; scale them down.") from None
+
+
+def _numbers(values: Any, what: str) -> npt.NDArray[Any]:
+    array = _array(values, what)
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"{what} must be numbers; they are {array.dtype}.")
+    return array
 
 
 def _array(values: Any, what: str) -> npt.NDArray[Any]:

@@ -5,7 +5,7 @@ All amounts are in units of one training round's cost.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,14 +96,17 @@ class Storage:
         """Whether all clients' batteries are alike."""
         return not any(isinstance(v, np.ndarray) for v in (self.charging, self.leak, self.standby, self.start))
 
-    def part(self, clients: Ints) -> Storage:
-        def some(value: float | Floats) -> float | Floats:
-            return value[clients] if isinstance(value, np.ndarray) and value.ndim else value
+    @property
+    def lossless(self) -> bool:
+        """Whether batteries only fill and empty, whatever they hold at the start and whatever an empty one does."""
+        losses = ("charging", "leak", "standby", "cost_spread")
+        return all(bool(np.all(np.asarray(getattr(self, name)) == getattr(IDEAL, name))) for name in losses)
 
-        return Storage(
-            some(self.charging), some(self.leak), some(self.standby), some(self.start), self.cost_spread,
-            self.browns_out,
-        )  # fmt: skip
+    def part(self, clients: Ints) -> Storage:
+        mine: dict[str, Any] = {
+            name: value[clients] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        return replace(self, **mine)
 
 
 IDEAL = Storage()
@@ -146,8 +149,10 @@ class Battery:
         np.maximum(overflow, 0.0, out=overflow)
         self.level -= overflow
         self.wasted += self._total(overflow)
-        if self.loses:
-            self._stand_by()
+        if self.loses:  # a device draws its standby power as long as there is any
+            drawn = np.minimum(self.level, self.storage.standby)
+            self.level -= drawn
+            self.standby += self._total(drawn)
 
     def _charge_few(self, which: Ints, arrived: Floats) -> None:
         """The same for ideal batteries of which only these get anything: the others cannot overflow."""
@@ -173,12 +178,6 @@ class Battery:
         kept: Floats = arrived * self.storage.charging
         self.leaked += self._total(gone) + self._total(arrived - kept) * copies
         return kept
-
-    def _stand_by(self) -> None:
-        """A device draws its standby power as long as there is any."""
-        drawn = np.minimum(self.level, self.storage.standby)
-        self.level -= drawn
-        self.standby += self._total(drawn)
 
     def affords(self, cost: float = 1.0) -> Bools:
         """Which clients can pay for a round now."""

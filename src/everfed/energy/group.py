@@ -222,13 +222,10 @@ def _begins_s(series: Series, clock: Clock, label: str) -> float:
     return after
 
 
-def _is_whole(days: float) -> bool:
-    return days > 0.5 and math.isclose(days, round(days), rel_tol=1e-9)
-
-
 def _check_days(series: Series, label: str) -> None:
     """What is repeated must bring noon to noon, where it says when noon is."""
-    if _is_whole(series.duration_s / DAY_S):
+    days = series.duration_s / DAY_S
+    if days > 0.5 and math.isclose(days, round(days), rel_tol=1e-9):
         return
     said = (
         f"{label}: the trace lasts {_length(series.duration_s)}; repeated as it is, its noon would move through the day"

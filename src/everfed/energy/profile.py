@@ -93,10 +93,6 @@ class Profile:
         site, gain, offsets = self.site[clients], self.gain[clients], self.offsets[clients]
         return replace(self, site=site, gain=gain, offsets=offsets, known_cycles=known)
 
-    def with_cycles(self, cycles: Ints) -> Self:
-        """The same energy, with the rounds that each client really needs for a unit."""
-        return replace(self, known_cycles=cycles)
-
     @cached_property
     def cycles(self) -> Ints:
         """[N] rounds for a unit at the mean over the table, rounded up: a night or a winter takes longer."""

@@ -121,12 +121,9 @@ def _separator(text: str) -> str:
 
 def _with_points(rows: Rows) -> Rows:
     """Numbers with decimal commas, as they are written where commas do not separate columns."""
-    times = _points(rows, rows.times, "the time") if _are_numbers(rows.times) else rows.times
+    numbers = all(re.fullmatch(r"[+-]?[\d.,]+", text) for text in rows.times)
+    times = _points(rows, rows.times, "the time") if numbers else rows.times
     return replace(rows, times=times, values=_points(rows, rows.values, rows.what))
-
-
-def _are_numbers(texts: Sequence[str]) -> bool:
-    return all(re.fullmatch(r"[+-]?[\d.,]+", text) for text in texts)
 
 
 def _points(rows: Rows, texts: Sequence[str], what: str) -> Sequence[str]:
@@ -167,7 +164,7 @@ def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, st
             raise InputError(f"{path}: {unknown(key, asked, names)}")
     listed = ", ".join(names) or "none"
     when = _only(
-        path, columns.time, [name for name in names if _is_time(name)], "time_column",
+        path, columns.time, [name for name in names if _base(name) in (*_SECONDS, *_TIME_NAMES)], "time_column",
         f"no column of times, named {', '.join(_TIME_NAMES)} or seconds; it has {listed}. Say which with time_column.",
     )  # fmt: skip
     candidates = [name for name in names if name != when and _unit_of(name, UNITS)]
@@ -212,11 +209,6 @@ def _agreed(path: Path, name: str, said: str | None, asked: str | None, key: str
             f"{path}: the column '{name}' is in {said} by its name, and {key} is {asked}; drop one of them."
         )
     return asked or said
-
-
-def _is_time(name: str) -> bool:
-    base = _base(name)
-    return base in _SECONDS or base in _TIME_NAMES
 
 
 def _base(name: str) -> str:

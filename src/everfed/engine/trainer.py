@@ -15,10 +15,8 @@ from everfed.engine.launch import INTERPRETED, MisreadError, compiled_together
 from everfed.engine.lower import CannotLowerError, lower
 from everfed.engine.program import Program, bytes_per_client
 from everfed.errors import InputError, warn
-from everfed.learning.budget import budget
-from everfed.learning.check import Check
 from everfed.learning.optim import SGD, Adam, State, rate
-from everfed.learning.task import Task, Trained, as_weights
+from everfed.learning.task import Check, Task, Trained, as_weights, budget
 
 # More clients at once gain nothing on any GPU of today, and cost memory.
 _MOST_AT_ONCE = 128

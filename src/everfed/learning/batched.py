@@ -15,14 +15,12 @@ from torch.func import functional_call, vmap
 
 from everfed.arrays import Ints
 from everfed.errors import InputError, first_line, warn
-from everfed.learning.budget import budget
-from everfed.learning.check import Check
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
 from everfed.learning.rows import ClientRows
-from everfed.learning.task import PlainTrained, Task, Trained
+from everfed.learning.task import Check, PlainTrained, Task, Trained, budget
 
 # Matrices of one row a client that live at once besides the optimiser's state: parameters,
 # gradients, the parts they are concatenated from, and the optimiser's temporaries.

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from everfed.arrays import Ints
 from everfed.errors import InputError
-from everfed.learning.check import Check
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
-from everfed.learning.task import PlainTrained, Task, Trained
+from everfed.learning.task import Check, PlainTrained, Task, Trained
 
 
 class OneByOne:
@@ -78,7 +77,8 @@ class OneByOne:
         if not self.task.gradients:
             return
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        rows = [torch.cat([t.reshape(-1) for t in ts])[None] for ts in ([_gradient(p) for p in trained], trained)]
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        rows = [torch.cat([t.reshape(-1) for t in ts])[None] for ts in (slopes, trained)]
         grads, values = (row.detach() for row in rows)
         changed = adjusted(self.task.gradients, grads, values, start, np.array([client]))[0]
         for parameter, part in zip(trained, changed.split([p.numel() for p in trained]), strict=True):
@@ -101,7 +101,3 @@ class OneByOne:
             client, parameter, name = key.split(".")
             kept = self.states.setdefault(int(client), {**frame, "state": {}})
             kept["state"].setdefault(int(parameter), {})[name] = value.clone()
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,11 +15,68 @@ from torch import Tensor, nn
 from everfed.arrays import Floats, Ints
 from everfed.data.federated import FederatedData
 from everfed.data.plain import solid
-from everfed.learning.check import Check
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
 from everfed.learning.optim import Optimizer
+from everfed.machine import free_memory
 from everfed.random import Purpose, philox
+
+
+class CannotTrainError(Exception):
+    """There is no such trainer for the task; the message says why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a trainer compared with plain autograd."""
+
+    clients: tuple[int, ...] = ()  # who was trained
+    difference: float | None = None  # the largest of their updates and their sum, relative; None: not compared
+    tolerance: float | None = None
+    failure: str = ""  # what is wrong, as the rest of a sentence about the trainer; empty if nothing is
+    note: str = ""  # what was left out, and why
+    rejected: tuple[str, ...] = ()  # faster trainers that failed, and how
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a run's records, which are JSON and know no infinity."""
+        return {name: _plain(value) for name, value in asdict(self).items() if name != "failure"}
+
+    def said(self) -> str:
+        """For people."""
+        if self.difference is None:
+            return f"not compared with plain autograd: {self.note}"
+        who = " and ".join(map(str, self.clients))
+        more = f"; {self.note}" if self.note else ""
+        off, most = in_words(self.difference), in_words(self.tolerance)
+        return f"{off} off plain autograd for client {who} (at most {most}){more}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return "infinite" if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def in_words(part: float | None) -> str:
+    """As a percentage of two digits."""
+    return "infinitely far" if part is None or math.isinf(part) else f"{100.0 * part:.2g} %"
+
+
+# Without a budget from the user: this part of the memory that is free, and on a CPU no more than
+# CPU_CEILING, since larger chunks gain nothing there.
+_PART_OF_FREE = 0.5
+CPU_CEILING = 2 << 30
+
+
+def budget(task: Task) -> int:
+    """Bytes for the participants that are trained at once."""
+    if task.memory_budget is not None:
+        return task.memory_budget
+    if task.data.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(task.data.device)
+        return int(free * _PART_OF_FREE)
+    return min(int(free_memory() * _PART_OF_FREE), CPU_CEILING)
+
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Starts = Callable[[Ints], Tensor]  # [C, parameters]: where these clients' training starts

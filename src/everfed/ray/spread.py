@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from everfed.errors import ClusterError, EverfedWarning
 from everfed.ray.cluster import Cluster, cause, end, lost, ray
 from everfed.store.folder import is_running
-from everfed.studies.sweep import Planned, Progress, execute, longest_first
+from everfed.studies.sweep import Asked, Planned, Progress, Tell, execute, longest_first
 
 _EVERY_S = 0.5  # how often a run tells how far it is, and asks whether to stop
 _DYING_S = 30.0  # how long a lost worker may still hold its run's folder
@@ -30,13 +30,7 @@ class OnCluster:
     def __init__(self, cluster: Cluster, jobs: int = 0) -> None:
         self.cluster, self.jobs = cluster, jobs
 
-    def __call__(
-        self,
-        runs: Sequence[Planned],
-        options: dict[str, Any],
-        on_progress: Callable[[Progress], None],
-        stop: Callable[[], bool],
-    ) -> None:
+    def __call__(self, runs: Sequence[Planned], options: dict[str, Any], on_progress: Tell, stop: Asked) -> None:
         on_gpu = self.cluster.on_gpu(runs[0].experiment.device)
         needs = {"num_cpus": 1, "num_gpus": 1 / max(1, self.jobs)} if on_gpu else {"num_cpus": 1}
         task = ray.remote(max_retries=0, scheduling_strategy="SPREAD", **needs)(_work)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError, warn
-from everfed.learning.check import Check
-from everfed.learning.task import PlainTrained, Trained
+from everfed.learning.task import Check, PlainTrained, Trained
 from everfed.ray.cluster import ray
 from everfed.ray.pool import Call, Pool
 from everfed.ray.state import Kept, merge_clients, split_clients

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning
-from everfed.learning.budget import CPU_CEILING
-from everfed.learning.check import Check
+from everfed.learning.task import CPU_CEILING, Check
 from everfed.machine import free_memory
 from everfed.ray.state import Kept, merge_clients, split_clients
 from everfed.run.experiment import Experiment

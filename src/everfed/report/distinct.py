@@ -16,7 +16,7 @@ from typing import Any
 
 from everfed.run.config import to_dict
 from everfed.run.history import RoundRecord
-from everfed.store.run import StoredRun
+from everfed.store.folder import StoredRun
 
 # They change how often one looks, at what, and where it runs, not what is run; kinds are told apart by name.
 NOT_WHAT_IS_RUN = ("eval_every", "device", "check_trainer", "metrics", "plugins")
@@ -36,7 +36,8 @@ def distinct(runs: Sequence[StoredRun]) -> Distinct:
     """Keep of every run the copy that goes furthest; the first given of equals."""
     alike: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
-        alike.setdefault(_what_is_run(run), []).append(i)
+        content = {key: value for key, value in to_dict(run.experiment).items() if key not in NOT_WHAT_IS_RUN}
+        alike.setdefault(exactly(content), []).append(i)
     copies: dict[int, list[Path]] = {}
     contradicted: set[int] = set()
     notes: list[str] = []
@@ -60,11 +61,6 @@ def distinct(runs: Sequence[StoredRun]) -> Distinct:
 def exactly(value: Any) -> str:
     """A setting in full: equal texts, equal settings."""
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def _what_is_run(run: StoredRun) -> str:
-    content = {key: value for key, value in to_dict(run.experiment).items() if key not in NOT_WHAT_IS_RUN}
-    return exactly(content)
 
 
 def _completeness(run: StoredRun) -> tuple[bool, int, int]:

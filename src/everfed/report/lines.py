@@ -21,7 +21,7 @@ from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.run.live import fingerprint
 from everfed.stats import margins
-from everfed.store.run import StoredRun
+from everfed.store.folder import StoredRun
 
 _NOT_A_DIFFERENCE = ("seed", *NOT_WHAT_IS_RUN)
 _MOST_LISTED = 60  # values of a list that are written out

@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import Field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,16 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 def to_dict(value: Any) -> dict[str, Any]:
     """An experiment, or a part of one, as plain dicts, lists and numbers."""
-    if not isinstance(value, Experiment) and not _in_a_table(value):
+    in_a_table = any(type(value) in table.values() for table in TABLES.values())
+    if not in_a_table and not isinstance(value, Experiment):
         return live.describe(value)
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
     hints = typing.get_type_hints(type(value))
-    shown = [f.name for f in registry.options(value) if not _left_out(f, value)]
-    return out | {name: plain(getattr(value, name), hints[name]) for name in shown}
-
-
-def _left_out(field: Field[Any], value: Any) -> bool:
-    return bool(field.metadata.get("left_out")) and getattr(value, field.name) == field.default
+    for field in registry.options(value):
+        part = getattr(value, field.name)
+        if not field.metadata.get("left_out") or part != field.default:
+            out[field.name] = plain(part, hints[field.name])
+    return out
 
 
 def plain(part: Any, hint: Any) -> Any:
@@ -58,10 +58,6 @@ def plain(part: Any, hint: Any) -> Any:
         hints = typing.get_type_hints(hint)
         return {f.name: plain(getattr(part, f.name), hints[f.name]) for f in fields(part)}
     return to_dict(part)
-
-
-def _in_a_table(part: Any) -> bool:
-    return any(type(part) in table.values() for table in TABLES.values())
 
 
 def from_dict(raw: Mapping[str, Any]) -> Experiment:

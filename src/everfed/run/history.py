@@ -28,18 +28,13 @@ class RoundRecord:
     dropped: tuple[int, ...] = ()  # participants whose update was not finite and was left out
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
+        lists = {
             "participants": self.participants.tolist(),
             "scales": self.scales.tolist(),
-            "round_weight": self.round_weight,
-            "energy": self.energy.to_dict(),
-            "update_norm": self.update_norm,
-            "train_loss": self.train_loss,
-            "metrics": self.metrics.to_dict() if self.metrics else None,
-            "seconds": self.seconds,
             "dropped": list(self.dropped),
         }
+        metrics = self.metrics.to_dict() if self.metrics else None
+        return {**vars(self), **lists, "energy": self.energy.to_dict(), "metrics": metrics}
 
 
 @dataclass(frozen=True)

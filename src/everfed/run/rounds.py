@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import part_of
-from everfed.learning.check import Check
-from everfed.learning.task import Trained, Trainer
+from everfed.learning.task import Check, Trained, Trainer
 from everfed.scheduling.plan import PlanStep, Schedule
 
 

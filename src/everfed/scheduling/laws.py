@@ -132,12 +132,6 @@ def _cyclic_windows(fleet: Fleet, rounds: int) -> Iterator[_Windows]:
         yield _Windows(opened, closes)
 
 
-def _foreseen_windows(fleet: Fleet, horizon: int, rounds: int) -> Iterator[_Windows]:
-    outlook = Outlook(fleet, 0, (len(fleet),), horizon)
-    for r in range(rounds):
-        yield _Windows(*outlook.at(r))
-
-
 def _uniform_window(fleet: Fleet, policy: UniformWindow, rounds: int) -> RunLaw | None:
     def windows() -> Iterator[_Windows]:
         return _cyclic_windows(fleet, rounds)
@@ -147,7 +141,8 @@ def _uniform_window(fleet: Fleet, policy: UniformWindow, rounds: int) -> RunLaw 
 
 def _known_arrivals(fleet: Fleet, policy: KnownArrivals, rounds: int) -> RunLaw | None:
     def windows() -> Iterator[_Windows]:
-        return _foreseen_windows(fleet, policy.horizon, rounds)
+        outlook = Outlook(fleet, 0, (len(fleet),), policy.horizon)
+        return (_Windows(*outlook.at(r)) for r in range(rounds))
 
     if not _slots_paid_for(fleet, windows):
         return None
@@ -246,8 +241,7 @@ def _phases_paid_for(fleet: Fleet, rounds: int) -> bool:
 def _greedy(fleet: Fleet, policy: Greedy, rounds: int) -> RunLaw | None:
     """Whole units that come by chance are spent as they come: the chance to join is that of a unit."""
     storage, arrivals = fleet.storage, fleet.arrivals
-    keeps = np.all(np.asarray(storage.charging) == 1.0) and not (np.any(storage.leak) or np.any(storage.standby))
-    if not keeps or np.any(storage.start) or storage.cost_spread > 0.0:
+    if not storage.lossless or np.any(storage.start):
         return None
     if any(arrivals.chance(r) is None for r in range(rounds)):
         return None

@@ -134,8 +134,7 @@ def unit_follows_unit(fleet: Fleet) -> Floats:
     """[N] the chance that a round with a unit is followed by another one, where whole units come by chance into
     batteries that keep them; NaN elsewhere."""
     arrivals, storage = fleet.arrivals, fleet.storage
-    lossless = np.all(np.asarray(storage.charging) == 1.0) and not (np.any(storage.leak) or np.any(storage.standby))
-    if lossless and storage.cost_spread == 0.0:
+    if storage.lossless:
         if type(arrivals) is BernoulliArrivals:
             return 1.0 / arrivals.cycles
         if type(arrivals) is Markov:

@@ -13,13 +13,13 @@ from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import SGD
 from everfed.learning.task import Trained
-from everfed.server.aggregate import Aggregator, Setting, Weighting
-from everfed.server.rules import PlainRule, ServerRule, UnitScales
-from everfed.server.vectors import Vectors, as_row, check_place
+from everfed.server.aggregate import Aggregator, Setting
+from everfed.server.rules import KeepingRule, ServerRule
+from everfed.server.vectors import Vectors, as_row
 
 
 @dataclass(frozen=True)
-class Scaffold(PlainRule):
+class Scaffold(KeepingRule):
     """SCAFFOLD (Karimireddy et al., ICML 2020), with shares p_i where they have 1/N.
 
     A client steps along g - c_i + c instead of g: c_i is the mean gradient of its last round, c the mean of
@@ -38,18 +38,12 @@ class Scaffold(PlainRule):
     heeds_scales: ClassVar[bool] = False
     place: str = "device"
 
-    def __post_init__(self) -> None:
-        check_place(self.place)
-
-    def weighting(self, clients: int) -> Weighting:
-        return UnitScales()
-
     def start(self, setting: Setting) -> Aggregator:
         return _Scaffold(self, setting, self.place)
 
 
 @dataclass(frozen=True)
-class HTScaffold(PlainRule):
+class HTScaffold(KeepingRule):
     """SCAFFOLD's corrected local steps with Algorithm 1's weights (Horvitz-Thompson): unbiased if the policy is.
 
     As `Scaffold`, but the model moves by sum p_i scale_i delta_i, as in `Sum`. c moves without scales, so that
@@ -57,9 +51,6 @@ class HTScaffold(PlainRule):
     """
 
     place: str = "device"
-
-    def __post_init__(self) -> None:
-        check_place(self.place)
 
     def start(self, setting: Setting) -> Aggregator:
         return _Scaffold(self, setting, self.place)

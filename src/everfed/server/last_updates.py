@@ -25,13 +25,13 @@ from everfed.arrays import Floats, Ints, part_of
 from everfed.checks import check_within
 from everfed.errors import InputError
 from everfed.learning.task import Trained
-from everfed.server.aggregate import Aggregator, Outcome, Setting, Weighting
-from everfed.server.rules import PlainRule, ServerRule, UnitScales
-from everfed.server.vectors import Vectors, as_row, check_place
+from everfed.server.aggregate import Aggregator, Outcome, Setting
+from everfed.server.rules import KeepingRule, ServerRule
+from everfed.server.vectors import Vectors, as_row
 
 
 @dataclass(frozen=True)
-class LastUpdates(PlainRule):
+class LastUpdates(KeepingRule):
     """Everybody's latest update, weighed by shares, in every round: close to MIFA, but not MIFA.
 
     No cycle is needed and no scale is used; the bias is staleness, which fades with the learning rate.
@@ -46,18 +46,12 @@ class LastUpdates(PlainRule):
     remembers: ClassVar[bool] = True
     place: str = "device"
 
-    def __post_init__(self) -> None:
-        check_place(self.place)
-
-    def weighting(self, clients: int) -> Weighting:
-        return UnitScales()
-
     def start(self, setting: Setting) -> Aggregator:
         return _StandingIn(self, setting, self.place)
 
 
 @dataclass(frozen=True)
-class Mifa(PlainRule):
+class Mifa(KeepingRule):
     """MIFA (Gu, Huang, Zhang & Huang, NeurIPS 2021), with shares p_i where they have 1/N.
 
     The server remembers of every client its last update divided by the learning rate it was made with, a
@@ -75,18 +69,12 @@ class Mifa(PlainRule):
     wait: bool = True
     place: str = "device"
 
-    def __post_init__(self) -> None:
-        check_place(self.place)
-
-    def weighting(self, clients: int) -> Weighting:
-        return UnitScales()
-
     def start(self, setting: Setting) -> Aggregator:
         return _Mifa(self, setting, self.place, self.wait)
 
 
 @dataclass(frozen=True)
-class FedVarp(PlainRule):
+class FedVarp(KeepingRule):
     """FedVARP (Jhunjhunwala et al., UAI 2022), with shares p_i where they have 1/N.
 
     u = sum_i p_i y_i + mean over participants of (delta_i - y_i): SAGA over clients. It is made for a server
@@ -99,18 +87,12 @@ class FedVarp(PlainRule):
     remembers: ClassVar[bool] = True
     place: str = "device"
 
-    def __post_init__(self) -> None:
-        check_place(self.place)
-
-    def weighting(self, clients: int) -> Weighting:
-        return UnitScales()
-
     def start(self, setting: Setting) -> Aggregator:
         return _Remembering(self, setting, self.place)
 
 
 @dataclass(frozen=True)
-class Varp(PlainRule):
+class Varp(KeepingRule):
     """HT-VARP: Algorithm 1 with each client's last update as a control variate.
 
     FedVARP (Jhunjhunwala et al., UAI 2022) with Horvitz-Thompson weights, so that it stays unbiased
@@ -127,7 +109,7 @@ class Varp(PlainRule):
 
     def __post_init__(self) -> None:
         check_within("[0, 1]", memory=self.memory)
-        check_place(self.place)
+        super().__post_init__()
 
     def start(self, setting: Setting) -> Aggregator:
         if self.memory == 0.0:

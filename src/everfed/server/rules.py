@@ -15,6 +15,7 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints
 from everfed.checks import check_within
+from everfed.learning.rows import check_place
 from everfed.server.aggregate import Aggregator, Arrays, Setting, Weighting, WeightingRule
 
 
@@ -57,10 +58,19 @@ class PlainRule:
     remembers: ClassVar[bool] = False
 
     def weighting(self, clients: int) -> Weighting:
-        return ClientScales()
+        return ClientScales() if self.heeds_scales else UnitScales()
 
     def start(self, setting: Setting) -> Aggregator:
         return Aggregator(self, setting)
+
+
+class KeepingRule(PlainRule):
+    """A base of rules that keep a vector of every client. place: 'device' or 'disk', where they are kept."""
+
+    place: str
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from everfed.arrays import Bools, Floats, Ints
 from everfed.errors import InputError
-from everfed.learning.rows import PLACES, ClientRows, check_place
+from everfed.learning.rows import ClientRows
 from everfed.machine import free_memory
-
-__all__ = ["PLACES", "Vectors", "as_row", "check_place"]
 
 
 class Vectors:

@@ -1,7 +1,6 @@
 """Runs on disk: folders that survive kills, power cuts and full disks."""
 
-from everfed.store.folder import RunFolder, StoreError, Unreadable, find_runs, open_run, open_runs
-from everfed.store.run import StoredRun
+from everfed.store.folder import RunFolder, StoredRun, StoreError, Unreadable, find_runs, open_run, open_runs
 from everfed.store.runner import stored_rounds
 
 __all__ = ["RunFolder", "StoreError", "StoredRun", "Unreadable", "find_runs", "open_run", "open_runs", "stored_rounds"]

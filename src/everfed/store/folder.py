@@ -18,7 +18,7 @@ import os
 import platform
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,12 +30,27 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, first_line
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.history import History
 from everfed.run.live import Live, fingerprint, objects, restored
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
 from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet, save_fleet
 from everfed.store.records import read_records
-from everfed.store.run import StoredRun
+
+
+@dataclass(frozen=True)
+class StoredRun(History):
+    """A History read from a run folder; `rounds` ends where the records do."""
+
+    path: Path = Path()
+    experiment: Experiment = field(default_factory=Experiment)
+    state: str = "done"  # done, running, stopped or diverged
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
 
 # A reader that asks whether a run is alive holds its lock for a moment; a starter waits that out, and so does
 # another reader.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 from everfed.errors import extra
 from everfed.registry import lookup
@@ -21,18 +21,14 @@ from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 
 
-class Tracker(Protocol):
-    """The shape of every tracker; `TRACKERS` lists them."""
+class Tracker(AbstractContextManager["Tracker"]):
+    """The base of every tracker; `TRACKERS` lists them. It is made of the experiment and the run's folder."""
 
+    @abstractmethod
     def __init__(self, experiment: Experiment, folder: Path) -> None: ...
 
+    @abstractmethod
     def record(self, record: RoundRecord) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
@@ -57,7 +53,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     return values
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in <run>/tensorboard: tensorboard --logdir everfed-out."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
@@ -74,15 +70,12 @@ class TensorBoard:
         for name, value in scalars(record).items():
             self.writer.add_scalar(name, value, record.round)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *ended: object) -> None:
         if self.writer:
             self.writer.close()
 
 
-class MLflow:
+class MLflow(Tracker):
     """An MLflow run in <run>/mlflow.db, or wherever MLFLOW_TRACKING_URI points."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
@@ -109,9 +102,6 @@ class MLflow:
         now = int(1000 * time.time())
         metrics = [self.metric(name, float(v), now, record.round) for name, v in scalars(record).items()]
         self.client.log_batch(self.run_id, metrics=metrics)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         self.client.set_terminated(self.run_id, "FINISHED" if kind is None else "FAILED")

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -62,16 +62,10 @@ class Progress:
     note: str | None = None
 
 
-class Executor(Protocol):
-    """Where and how many at a time runs are executed; it does each of them with `execute`."""
-
-    def __call__(
-        self,
-        runs: Sequence[Planned],
-        options: dict[str, Any],
-        on_progress: Callable[[Progress], None],
-        stop: Callable[[], bool],
-    ) -> None: ...
+Tell = Callable[[Progress], None]
+Asked = Callable[[], bool]  # whether to stop
+# Where and how many at a time runs are executed; it does each of them with `execute`, given its options.
+Executor = Callable[[Sequence[Planned], dict[str, Any], Tell, Asked], None]
 
 
 def plan_runs(
@@ -171,8 +165,8 @@ def run_all(
     checkpoint_s: float = DEFAULT_CHECKPOINT_S,
     on_divergence: str = "stop",
     trackers: Sequence[str] = (),
-    on_progress: Callable[[Progress], None] = lambda p: None,
-    stop: Callable[[], bool] = lambda: False,
+    on_progress: Tell = lambda progress: None,
+    stop: Asked = lambda: False,
     executor: Executor | None = None,
 ) -> list[StoredRun]:
     """Do what is still to do; returns all runs as stored, in the order given.
@@ -198,13 +192,7 @@ class _Here:
 
     jobs: int | None
 
-    def __call__(
-        self,
-        runs: Sequence[Planned],
-        options: dict[str, Any],
-        on_progress: Callable[[Progress], None],
-        stop: Callable[[], bool],
-    ) -> None:
+    def __call__(self, runs: Sequence[Planned], options: dict[str, Any], on_progress: Tell, stop: Asked) -> None:
         on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
         workers = min(self.jobs or (1 if on_gpu else cores()), len(runs))
         if workers > 1:
@@ -220,9 +208,7 @@ def longest_first(runs: Sequence[Planned]) -> list[int]:
     return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.energy is Energy.OBEYED)
 
 
-def execute(
-    index: int, run: Planned, options: dict[str, Any], tell: Callable[[Progress], None], stop: Callable[[], bool]
-) -> None:
+def execute(index: int, run: Planned, options: dict[str, Any], tell: Tell, stop: Asked) -> None:
     """One run, in its folder; `tell` hears of every round."""
     accuracy = None
     trackers = options["trackers"]
@@ -244,11 +230,7 @@ def execute(
 
 
 def _in_processes(
-    runs: Sequence[Planned],
-    workers: int,
-    options: dict[str, Any],
-    on_progress: Callable[[Progress], None],
-    stop: Callable[[], bool],
+    runs: Sequence[Planned], workers: int, options: dict[str, Any], on_progress: Tell, stop: Asked
 ) -> None:
     # Spawned, not forked: a forked child of a process that has used torch's threads can hang.
     context = multiprocessing.get_context("spawn")
@@ -276,7 +258,7 @@ def _in_processes(
     _drain(inbox, on_progress)  # after the workers have ended, nothing is still on its way
 
 
-def _drain(inbox: Any, on_progress: Callable[[Progress], None]) -> None:
+def _drain(inbox: Any, on_progress: Tell) -> None:
     while True:
         try:
             on_progress(inbox.get_nowait())

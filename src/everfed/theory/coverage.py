@@ -16,12 +16,11 @@ compared exactly: somebody's own policy may do anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 
 from everfed.energy.arrivals import Lump, Trickle
-from everfed.energy.battery import IDEAL, TOLERANCE, Storage
+from everfed.energy.battery import TOLERANCE
 from everfed.energy.fleet import Fleet
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 from everfed.errors import InputError
@@ -104,7 +103,7 @@ def _kind(policy: Policy, fleet: Fleet) -> str:
 def _as_energy_comes(policy: Greedy, fleet: Fleet) -> str:
     if not policy.scaled:
         raise _refused("greedy clients are not scaled, so the run heads for the optimum of the well-powered ones")
-    if not _lossless(fleet.storage) or np.any(np.asarray(fleet.storage.start) > 0.0):
+    if not fleet.storage.lossless or np.any(np.asarray(fleet.storage.start) > 0.0):
         raise _refused("with losses or a charged battery, greedy clients do not train exactly as units arrive")
     if type(fleet.arrivals) is BernoulliArrivals:
         return "coins"
@@ -123,7 +122,7 @@ def _in_windows(policy: UniformWindow | KnownArrivals, fleet: Fleet) -> str:
         raise _refused("a phase that is drawn once ties all windows to the first, and the proof needs a new draw each")
     if type(fleet.arrivals) not in (Lump, Trickle):
         raise _refused("no unit is sure to be there as a window opens, so that some slots cannot be paid for")
-    if not _lossless(fleet.storage):
+    if not fleet.storage.lossless:
         raise _refused("batteries lose energy (or a round's cost varies), so that some slots cannot be paid for")
     if np.any(fleet.capacity < fleet.arrivals.window_capacity - TOLERANCE):
         raise _refused(
@@ -142,13 +141,7 @@ def _always_charged(fleet: Fleet) -> bool:
     """Whether every client has a unit in every round."""
     steady = type(fleet.arrivals) in (Lump, Trickle, BernoulliArrivals, UniformInBlock, Markov)
     holds = bool(np.all(fleet.capacity >= 1.0))
-    return steady and holds and bool(np.all(fleet.cycles() == 1)) and _lossless(fleet.storage)
-
-
-def _lossless(storage: Storage) -> bool:
-    """Whether batteries only fill and empty, whatever they hold at the start and whatever an empty one does."""
-    losses = [field.name for field in fields(storage) if field.name not in ("start", "browns_out")]
-    return all(bool(np.all(np.asarray(getattr(storage, name)) == getattr(IDEAL, name))) for name in losses)
+    return steady and holds and bool(np.all(fleet.cycles() == 1)) and fleet.storage.lossless
 
 
 def _refused(why: str) -> InputError:

@@ -17,11 +17,42 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.checks import check_count, check_shares
+from everfed.checks import check_count, check_numbers, check_shares, check_within
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, unknown
+from everfed.errors import InputError, some, unknown
 from everfed.theory.constants import CONSTANTS, Parts, Terms
-from everfed.theory.given import MOST, number, sigmas_of, whole_rounds
+
+MOST = 2**53  # iterations beyond which a float no longer tells neighbours apart
+
+
+def number(name: str, value: float, positive: bool = False) -> float:
+    check_within("(0, inf)" if positive else "[0, inf)", **{name: value})
+    return float(value)
+
+
+def whole_rounds(value: int, local_steps: int) -> int:
+    """K: a whole number of rounds of T local steps."""
+    iterations = check_count("iterations", value, 0, MOST)
+    if iterations % local_steps:
+        below = iterations - iterations % local_steps
+        raise InputError(
+            f"iterations is {iterations} with {local_steps} local steps a round; the bound holds at the end of a "
+            f"round: take {below} or {below + local_steps}."
+        )
+    return iterations
+
+
+def sigmas_of(sigma: float | Sequence[float] | Floats, clients: int) -> Floats:
+    s = check_numbers("sigma", sigma)
+    if s.ndim == 0:
+        s = np.full(clients, float(s))
+    if s.shape != (clients,):
+        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one a client.")
+    bad = np.flatnonzero(~((s >= 0.0) & np.isfinite(s)))
+    if len(bad):
+        raise InputError(f"the sigma of client {some(bad)} is {s[bad[0]]:g}; it must be zero or a positive number.")
+    return s
+
 
 EVERYBODY = "everybody in every round"
 
@@ -138,16 +169,10 @@ class Bound:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
+        given = ["iterations", "local_steps", "mu", "L", "G", "heterogeneity", "initial_distance_sq", "kappa"]
         return {
             "validity": self.validity,
-            "iterations": self.iterations,
-            "local_steps": self.local_steps,
-            "mu": self.mu,
-            "L": self.L,
-            "G": self.G,
-            "heterogeneity": self.heterogeneity,
-            "initial_distance_sq": self.initial_distance_sq,
-            "kappa": self.kappa,
+            **{name: getattr(self, name) for name in given},
             "gamma": dict(self.gammas),
             "learning_rate": {name: self.first_step(name) for name in CONSTANTS},
             "B": self.B,
@@ -214,19 +239,8 @@ def bound(
         name: terms._replace(gamma=max(terms.gamma, constant.least_gamma(terms)))
         for name, constant in CONSTANTS.items()
     }
-    return Bound(
-        cycles=e,
-        shares=p,
-        sigma=s,
-        mu=mu,
-        L=L,
-        G=G,
-        heterogeneity=heterogeneity,
-        initial_distance_sq=distance,
-        local_steps=steps,
-        iterations=whole_rounds(iterations, steps),
-        kappa=kappa,
-        B=float(p**2 @ s**2) + 6.0 * L * heterogeneity + 8.0 * (steps - 1) ** 2 * G**2,
-        gammas={name: terms.gamma for name, terms in each.items()},
-        parts={name: CONSTANTS[name].parts(terms) for name, terms in each.items()},
-    )
+    gammas = {name: terms.gamma for name, terms in each.items()}
+    parts = {name: CONSTANTS[name].parts(terms) for name, terms in each.items()}
+    B = float(p**2 @ s**2) + 6.0 * L * heterogeneity + 8.0 * (steps - 1) ** 2 * G**2
+    iterations = whole_rounds(iterations, steps)
+    return Bound(e, p, s, mu, L, G, heterogeneity, distance, steps, iterations, kappa, B, gammas, parts)

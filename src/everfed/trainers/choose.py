@@ -11,11 +11,9 @@ from torch import nn
 from everfed import registry
 from everfed.errors import InputError, warn
 from everfed.learning.batched import Batched
-from everfed.learning.budget import budget
-from everfed.learning.check import CannotTrainError, Check
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.one_by_one import OneByOne
-from everfed.learning.task import Task, Trainer
+from everfed.learning.task import CannotTrainError, Check, Task, Trainer, budget
 from everfed.registry import lookup
 from everfed.trainers.compare import compare, fails
 

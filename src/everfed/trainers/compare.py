@@ -21,13 +21,43 @@ from torch import Tensor
 
 from everfed.arrays import Ints
 from everfed.errors import first_line
-from everfed.learning.check import CannotTrainError, Check, in_words
-from everfed.learning.conditioned import conditioned
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import GradientRule, adjusted
-from everfed.learning.optim import Optimizer, rate
+from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
 from everfed.learning.precision import autocast, set_precision
-from everfed.learning.task import Task, Trainer
+from everfed.learning.task import CannotTrainError, Check, Task, Trainer, in_words
+
+# How far a step moves the weights, relative to their length. A step of 1e-9 would drown in the rounding of
+# the weights, and after one of 100 the second gradient has nothing to do with the first.
+_MOVE = 0.01
+
+# Adam divides by |g|, and so makes full steps of gradients that are rounding noise; not below this part of
+# the largest one.
+_ADAM_FLOOR = 0.1
+
+
+def conditioned(optimizer: Optimizer, gradient: Tensor, weights: Tensor) -> Optimizer:
+    """The run's rule with a rate, and Adam's eps, that suit this gradient. Rules that are not ours become SGD:
+    it is gradients that are compared, and of the rule's own sensitivity nothing is known."""
+    if not isinstance(optimizer, SGD | Adam):
+        optimizer = SGD()
+    gradient = gradient + optimizer.weight_decay * weights
+    far = _MOVE * (float(weights.norm()) or 1.0)
+    if not isinstance(optimizer, Adam):
+        return replace(optimizer, lr=_rate(far, gradient), schedule=Constant())
+    eps = _bounded(_ADAM_FLOOR * float(gradient.abs().max()))
+    return replace(optimizer, eps=eps, lr=_rate(far, gradient / (gradient.abs() + eps)), schedule=Constant())
+
+
+def _rate(far: float, direction: Tensor) -> float:
+    length = float(torch.linalg.vector_norm(direction, dtype=torch.float64))
+    return _bounded(far / length) if length else 1.0
+
+
+def _bounded(value: float) -> float:
+    """A positive number, whatever the gradient was: even if it is not finite, the comparison goes on."""
+    return min(max(value, 1e-30), 1e30) if value == value else 1.0
+
 
 # How far an update may be from plain autograd's in float32, relative to its length. Rounding is a few
 # millionths there; in TF32 it was measured as up to 2.6 %, in bfloat16 as 7 %. Misread samples are 100 % off.
