@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from study_runs import markdown
+from study_runs import markdown, percent
 
 from everfed.arrays import Bools, Floats, Ints, Seeds
 from everfed.energy import BernoulliArrivals, Changing, Fleet
@@ -278,11 +277,6 @@ def day_and_night(size: Size) -> dict[str, Any]:
 
 
 # ---- tables ----
-
-
-def percent(values: Sequence[float]) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.fmean(values):.1f} ± {100 * spread:.1f}"
 
 
 def tables(found: dict[str, Any]) -> list[str]:
