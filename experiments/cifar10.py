@@ -2,24 +2,23 @@
 
     everfed data get cifar10
     python experiments/cifar10.py plan                             # the runs, and about how long they take on a GPU
-    python experiments/cifar10.py run --jobs 4 --limit-s 540       # again and again, until it says that all is done
-    python experiments/cifar10.py table                            # the tables, from the results file alone
+    python experiments/cifar10.py run --jobs 4 --limit-s 540       # again and again, until it says that none is left
+    python experiments/cifar10.py table                            # the tables, from the runs' folders alone
     python experiments/cifar10.py json --out docs/results          # cifar10.json, non_iid.json; with these two:
     python experiments/cifar10.py figure --results docs/results --out docs/images   # cifar10.png, non_iid.png
     python experiments/cifar10.py page --results docs/results --out docs/results    # tables of cifar10.md, non_iid.md
 
 A rate is chosen for each method in each case on 5,000 held-out training images, with a seed that no other run has; if
 the best is the largest or smallest tried, the grid goes on beyond it. Runs at the chosen rate train on all images and
-are evaluated on the test set. A run is one line of the results file, written when it ends; what is there is not done
-again (study_runs.py), so after a kill the same command goes on. Results of several machines are put together by joining
-their files. The default precision, bf16, needs a GPU; --jobs processes share it. Numpy and torch are enough to train.
-Prose with outcomes in it is marked TODO in the pages: look for it after `page`.
+are evaluated on the test set. Every run is a folder of a sweep below everfed-out/cifar10: what is done is not done
+again, and what was cut off goes on (study_runs.py). Results of several machines are put together by copying their
+folders into one. `table` and `json` take the options that the runs were made with. The default precision, bf16, needs a
+GPU; --jobs processes share it. Prose with outcomes in it is marked TODO in the pages: look for it after `page`.
 """
 
 from __future__ import annotations
 
-import json
-import time
+import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -27,17 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import study_runs
-from non_iid import SPLITS, client, hold_out, observe
+import watched
+from held_out import HeldOut
+from non_iid import SPLITS, client
 from non_iid_tables import COMPARED, figures
-from study_runs import Line, Loaded, carry_out, read
+from study_runs import Done, Record, carry_out, read, read_json
 
 from everfed import presets
 from everfed.data.augment import CentreCrop, CropFlip
-from everfed.data.dataset import Dataset
+from everfed.data.images import Cifar10
 from everfed.data.partition import Iid
-from everfed.random import Purpose, permutation
 from everfed.run import config
 from everfed.run.experiment import Experiment
+from everfed.run.loop import Run as Started
+from everfed.store import StoredRun
 
 EARLIER = Path(__file__).parents[1] / "docs" / "results" / "non_iid-first.json"  # rates 0.02 to 0.1 were tried there
 LADDERS = {"adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "sgd": (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)}
@@ -48,7 +50,10 @@ Change = Callable[[Experiment], Experiment]
 CONTROLS: dict[str, tuple[str, Change]] = {
     "best-powered-only": ("greedy", lambda e: replace(e, fleet=replace(e.fleet, offsets=(0, 10**6, 10**6, 10**6)))),
     "fedavg-small-steps": ("fedavg", lambda e: replace(e, server_optimizer=replace(e.server_optimizer, lr=0.3375))),
-    "fedavg-quarter": ("fedavg", lambda e: replace(e, fleet=replace(e.fleet, clients=10))),  # and a quarter of the data
+    "fedavg-quarter": (
+        "fedavg",
+        lambda e: replace(e, fleet=replace(e.fleet, clients=10), data=replace(e.data, train_limit=12_500)),
+    ),
 }
 AUGMENTS = {"crop+flip": CropFlip(24), "none": CentreCrop(24)}
 
@@ -81,14 +86,9 @@ class Run:
     def name(self) -> str:
         return f"{self.part} | {self.case.name} | {self.method} | {self.rate:g} | seed {self.seed}"
 
-    @property
-    def like(self) -> dict[str, Any]:
-        return {"method": self.method, "batch": self.case.batch}
-
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Record:
         """Its fields, those of the case among them."""
-        rest = {key: value for key, value in asdict(self).items() if key != "case"}
-        return asdict(self.case) | rest
+        return {"part": self.part, **asdict(self.case), "method": self.method, "rate": self.rate, "seed": self.seed}
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def extended(rates: Sequence[float], chosen: float, ladder: Sequence[float]) -> 
 
 
 @lru_cache
-def earlier() -> dict[str, dict[str, Any]]:
+def earlier() -> dict[str, Record]:
     """The runs in short that an earlier study tuned with: the same settings, seed and held-out images, by name."""
     found = {}
-    for run in json.loads(EARLIER.read_text())["runs"] if EARLIER.exists() else []:
+    for run in read_json(EARLIER) if EARLIER.exists() else []:
         if run["part"] == "tune" and run["seed"] == TUNING_SEED:
             of = Run("tune", Case(run["split"], run["client"]), run["method"], run["rate"], run["seed"])
             found[of.name] = run | {"earlier": True}
@@ -183,18 +183,15 @@ class Study:
     reuse: bool = True  # rates that the earlier study tried
 
     def settings(self) -> dict[str, Any]:
-        """What must agree for a line of the results file to count as one of this study."""
         base = self.base
         data = config.to_dict(base.data)["kind"]
         return {"data": data, "rounds": base.rounds, "precision": base.precision, "held_out": self.held_out}
 
-    def known(self, run: Run, done: Mapping[str, Line]) -> dict[str, Any] | None:
+    def known(self, run: Run, done: Done) -> Record | None:
         """A tuning run in short, if it is done."""
-        if run.name in done:
-            return short(done[run.name])
-        return earlier().get(run.name) if self.reuse else None
+        return done.get(run.name) or (earlier().get(run.name) if self.reuse else None)
 
-    def tuning(self, stage: Stage, method: str, done: Mapping[str, Line]) -> tuple[list[Run], float | None]:
+    def tuning(self, stage: Stage, method: str, done: Done) -> tuple[list[Run], float | None]:
         """The tuning runs that are known to be needed, and the rate that they choose once all are done."""
         rates = list(stage.rates)
         while True:
@@ -207,7 +204,7 @@ class Study:
             if len(rates) == len(runs):
                 return [run for run in runs if run.name in done], chosen
 
-    def runs(self, done: Mapping[str, Line]) -> list[Run]:
+    def runs(self, done: Done) -> list[Run]:
         """Every run that is known so far, the most telling first; rates are known once their tuning is done.
 
         One seed after the other, so that a stage cut short has all methods for some seeds.
@@ -226,89 +223,46 @@ class Study:
                         runs.setdefault((stage.case, method, rate, seed), Run(part, stage.case, method, rate, seed))
         return list(runs.values())
 
-    def total(self) -> int:
-        """Without the grids' extensions, and as if no fixed rate were a chosen one."""
-        tuning, finals = set(), set()
-        for stage in self.stages:
-            for method in stage.methods:
-                tuning |= {Run("tune", stage.case, method, rate, TUNING_SEED) for rate in stage.rates}
-                finals |= {(stage.case, method, stage.fixed, seed) for seed in stage.seeds}
-        return len(finals) + sum(self.known(run, {}) is None for run in tuning)
-
-    def read(self, results: Path) -> dict[str, Line]:
-        return read(results, self.settings())
-
-    def load(self) -> Dataset:
-        return self.base.data.load()
-
-    def experiment(self, data: Dataset, run: Run) -> Experiment:
+    def experiment(self, run: Run) -> Experiment:
+        data = self.base.data
+        if isinstance(data, Cifar10):
+            data = replace(data, augment=AUGMENTS[run.case.augment])
         if run.part == "tune":
-            data = hold_out(data, self.held_out)
-        if run.method == "fedavg-quarter":
-            kept = permutation(len(data.y), seed=0, purpose=Purpose.PARTITION)[: len(data.y) // 4]
-            data = replace(data, x=data.x[kept], y=data.y[kept])
-        data = replace(data, augment=AUGMENTS[run.case.augment]) if data.augment in AUGMENTS.values() else data
+            data = HeldOut(data, self.held_out)
         method, change = CONTROLS.get(run.method, (run.method, lambda e: e))
         optimizer, keeps = client(run.case.client, run.rate)
         split = {"iid": Iid(), **SPLITS}[run.case.split]
         made = replace(
-            self.base, data=Loaded(data), split=split, client=optimizer, keep_state=keeps,
-            batch_size=run.case.batch, seed=run.seed,
+            self.base, data=data, split=split, client=optimizer, keep_state=keeps, batch_size=run.case.batch,
+            seed=run.seed,
         )  # fmt: skip
         return change(made.with_method(method))
 
-    def execute(self, data: Dataset, run: Run, deadline: float) -> Line | None:
-        """Do one run; None if the deadline (of time.time) came first."""
-        began = time.time()
-        experiment = self.experiment(data, run)
-        points: set[int] = set()
-        if run.part == "tune":  # only its end is looked at, and whether it goes anywhere
-            rounds, every = experiment.rounds, experiment.eval_every
-            points = {rounds - i * every for i in range(5)} | {i * rounds // 10 for i in range(1, 10)}
-            experiment = replace(experiment, eval_every=rounds)
-        # Nobody who trains in most rounds comes back from one class in four evaluations; wait-for-all is just slow.
-        patience = 4 if run.part == "tune" and run.method != "wait-for-all" else 0
-        seen = observe(experiment, False, deadline, points, patience)
-        if seen is None:
-            return None
-        for key in ("length", "push"):  # measured only from close up
-            seen["curve"].pop(key)
-        seconds = round(time.time() - began, 1)
-        settings = self.settings()
-        return {"name": run.name, **run.values(), "settings": settings, "seconds": seconds, **seen}
+    def start(self, experiment: Experiment) -> Started:
+        return watched.start(experiment)
 
-    def told(self, line: Line) -> str:
-        run = short(line)
-        if run.get("diverged"):
-            return line["diverged"]
-        return f"accuracy {100 * run['last5']:.1f}  rare {100 * run['rare']:.1f}" + " collapsed" * ("collapsed" in run)
+    def record(self, run: Run, stored: StoredRun) -> Record:
+        """A run in short: what it is, its figures as fractions of 1, and what the figure and the energy columns need
+        besides, of the runs that are in them."""
+        found = run.values() | figures(stored)
+        if run.part == "tune":  # only its end is of interest
+            found.pop("late_variation", None)
+        if run.part == "final" and run.case.split == "iid" and "diverged" not in found:
+            energy, (rounds, accuracy) = stored.energy.to_dict(), stored.curve()
+            found["energy"] = {key: energy[key] for key in ("harvested", "spent", "wasted")}
+            found |= {"rounds": rounds, "accuracy": [round(value, 5) for value in accuracy]}
+        return found
+
+    def records(self, root: Path) -> list[Record]:
+        """The runs that have ended, those of the earlier study's that were tuned with among them."""
+        runs = list(read(self, root).values())
+        tried = {(run["split"], run["method"]) for run in runs if run["part"] == "tune"}
+        used = earlier().values() if self.reuse else []
+        more = [run for run in used if (run["split"], run["method"]) in tried]
+        return runs + [{**run, "batch": 50, "augment": "crop+flip"} for run in more]
 
 
-WHAT = ("part", "split", "client", "batch", "augment", "method", "rate", "seed")
-
-
-def short(line: Line) -> dict[str, Any]:
-    """A run in short: what it is, and its figures as fractions of 1."""
-    run = {key: line[key] for key in WHAT} | figures(line)
-    if run["part"] == "tune":  # evaluated too seldom for it
-        run.pop("wiggle", None)
-    if line["collapsed"]:  # given up when every image was in one class: that is its end, not what was before
-        accuracy = line["curve"]["accuracy"][-1]
-        run |= {"last5": accuracy, "collapsed": line["collapsed"]}
-    return run
-
-
-def main() -> None:
-    parser = study_runs.parser(__doc__, ["plan", "run", "table", "json", "figure", "page"], "everfed-out/cifar10.jsonl")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--preset", default="paper-cifar10", help="whose data, model and fleet to use")
-    parser.add_argument("--held-out", type=int, default=5000, help="training samples to choose the rates on")
-    parser.add_argument("--stages", type=int, nargs="+", help="only these, numbered from 0 in the order of the plan")
-    parser.add_argument("--no-reuse", action="store_true", help="try every rate again, those of the earlier study too")
-    parser.add_argument("--dry-run", action="store_true", help="with run: the plan, and nothing else")
-    options = parser.parse_args()
+def study_of(options: argparse.Namespace) -> Study:
     base = replace(
         config.from_dict(presets.content(options.preset)),
         rounds=options.rounds, device=options.device, precision=options.precision,
@@ -318,23 +272,39 @@ def main() -> None:
         chosen = tuple(chosen[number] for number in options.stages)
     # Runs of another length or data set choose other rates.
     reuse = not options.no_reuse and (options.preset, options.rounds) == ("paper-cifar10", 1000)
-    study = Study(base, chosen, options.held_out, reuse)
-    if options.command == "plan" or options.dry_run:
+    return Study(base, chosen, options.held_out, reuse)
+
+
+def main() -> None:
+    parser = study_runs.parser(__doc__, ["plan", "run", "table", "json", "figure", "page"], "everfed-out/cifar10")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--preset", default="paper-cifar10", help="whose data, model and fleet to use")
+    parser.add_argument("--held-out", type=int, default=5000, help="training samples to choose the rates on")
+    parser.add_argument("--stages", type=int, nargs="+", help="only these, numbered from 0 in the order of the plan")
+    parser.add_argument("--no-reuse", action="store_true", help="try every rate again, those of the earlier study too")
+    options = parser.parse_args()
+    study = study_of(options)
+    if options.command == "plan":
         import cifar10_plan
 
-        print(cifar10_plan.plan(study, study.read(options.results)))
+        print(cifar10_plan.plan(study, read(study, options.results)))
         return
     if options.command == "run":
         carry_out(study, options.results, options.jobs, options.limit_s)
-    import cifar10_tables  # needs scipy, which training does not
+    import cifar10_tables  # imports this module
 
     if options.command in ("run", "table"):
-        print("\n" + cifar10_tables.tables(cifar10_tables.from_lines(options.results)))
-        return
-    import cifar10_figures  # needs matplotlib
+        print("\n" + cifar10_tables.tables(study.records(options.results)))
+    elif options.command == "json":
+        cifar10_tables.write(study.records(options.results), study.settings(), study_runs.out_of(parser, options))
+    elif options.command == "page":
+        cifar10_tables.fill(options.results, study_runs.out_of(parser, options))
+    else:
+        import cifar10_figures  # needs matplotlib
 
-    writers = {"json": cifar10_tables.write, "figure": cifar10_figures.draw, "page": cifar10_tables.fill}
-    study_runs.write_out(parser, options, writers)
+        cifar10_figures.draw(options.results, study_runs.out_of(parser, options))
 
 
 if __name__ == "__main__":

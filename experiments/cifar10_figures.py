@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import intervals
-from cifar10_tables import FIGURE, TITLES, Record, batch_cases, by_seed, finals, load, seeds_of, skewed_cases
+from cifar10_tables import FIGURE, TITLES, batch_cases, by_seed, finals, load, seeds_of, skewed_cases
 from matplotlib.figure import Figure
 from non_iid_tables import COMPARED
+from study_runs import Record
 
 from everfed.report.style import styles
+from everfed.stats import summarize
 
 
 def draw(results: Path, out: Path) -> None:
@@ -45,9 +46,9 @@ def looks() -> dict[str, dict[str, Any]]:
 
 def points(axes: Any, places: Sequence[float], found: Sequence[Sequence[Record]], key: str, look: Any) -> None:
     """Means with their intervals."""
-    known = [(x, intervals.mean(list(by_seed(f, key).values()))) for x, f in zip(places, found, strict=True) if f]
+    known = [(x, summarize(list(by_seed(f, key).values()))) for x, f in zip(places, found, strict=True) if f]
     axes.errorbar(
-        [x for x, _ in known], [100 * e.mean for _, e in known], yerr=[100 * (e.half or 0.0) for _, e in known],
+        [x for x, _ in known], [100 * e.mean for _, e in known], yerr=[100 * (e.margin or 0.0) for _, e in known],
         linewidth=2.2, markersize=7, capsize=3, **look,
     )  # fmt: skip
 
@@ -66,8 +67,8 @@ def draw_figure(runs: Sequence[Record], out: Path) -> None:
         found = [run for run in finals(runs, FIGURE, method) if "diverged" not in run]
         if found:
             rounds = found[0]["rounds"]
-            ends = [intervals.mean([run["accuracy"][i] for run in found]) for i in range(len(rounds))]
-            means, halves = [100 * e.mean for e in ends], [100 * (e.half or 0.0) for e in ends]
+            ends = [summarize([run["accuracy"][i] for run in found]) for i in range(len(rounds))]
+            means, halves = [100 * e.mean for e in ends], [100 * (e.margin or 0.0) for e in ends]
             left.plot(rounds, means, linewidth=2.2, markevery=6, markersize=7, **look)
             low, high = ([m + way * h for m, h in zip(means, halves, strict=True)] for way in (-1, 1))
             left.fill_between(rounds, low, high, color=look["color"], alpha=0.15, linewidth=0)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from cifar10 import CONTROLS, Run, Study
-from study_runs import Line, markdown
+from study_runs import Done, markdown
 
 # Milliseconds of a round on an H200 in bf16, by batch: with all 40 clients, and with 13.5 on average. Measured for 50
 # (docs/benchmarks.md), reckoned from it for the others: images cost in proportion, Adam's state and launches do not.
@@ -23,7 +22,7 @@ def seconds(run: Run, rounds: int = 1000) -> float:
     return RUN_S + {"fedavg": every, "wait-for-all": every / 20}.get(kind, some) * rounds / 1000
 
 
-def plan(study: Study, done: Mapping[str, Line]) -> str:
+def plan(study: Study, done: Done) -> str:
     """What is still to do by stage; rates that are not chosen yet are taken to be the middle of the grid."""
     rows, total, listed = [], 0.0, set[Run]()
     for stage in study.stages:

@@ -1,23 +1,24 @@
 """What the runs of experiments/cifar10.py say: their JSON, tables and pictures, and the pages these stand in.
 
-Nothing here trains: the results file is all that is needed, or the folder with the JSON files made from it.
+Nothing here trains: the runs in short are all that is needed, as in the folder with the JSON files made of them.
 ± is half the width of a 95 % interval (Student's t) over seeds; differences are between runs of the same seed, their
 p values corrected (Holm) for the other tests of the table.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import intervals
-from cifar10 import AUGMENTS, LADDERS, Case, best, earlier, short
+from cifar10 import AUGMENTS, LADDERS, Case, best
 from non_iid_tables import COMPARED
-from study_runs import fill_page, markdown, read, read_lines, write_json
+from study_runs import Record, fill_page, markdown, read_json, write_json
 
-Record = dict[str, Any]
+from everfed import stats
+
 TITLES = {"algorithm1": "Algorithm 1", "greedy": "greedy", "wait-for-all": "wait for all", "fedavg": "FedAvg"}
 PAPER = {"algorithm1": 77, "greedy": 60, "wait-for-all": 62, "fedavg": 77}
 FIGURE = Case("iid", "adam")
@@ -39,40 +40,14 @@ CONTROL_TITLES = {
 OPTIONAL = ("controls", "more methods", "adam")
 
 
-def from_lines(results: Path) -> list[Record]:
-    """The runs of a results file, those of the earlier study's that were tuned with among them."""
-    lines = read(results)
-    runs = [short(line) | curve(line) for line in lines.values()]
-    tried = {(run["split"], run["method"]) for run in runs if run["part"] == "tune"}
-    settings = read_lines(results)[-1]["settings"] if lines else {}
-    if (settings.get("data"), settings.get("rounds")) == ("cifar10", 1000):
-        runs += [
-            {**run, "batch": 50, "augment": "crop+flip"}
-            for run in earlier().values()
-            if (run["split"], run["method"]) in tried
-        ]
-    return runs
+def load(folder: Path) -> list[Record]:
+    """The runs in short, from the folder with the JSON of the study."""
+    return [run for name in ("cifar10.json", "non_iid.json") for run in read_json(folder / name)]
 
 
-def curve(line: Mapping[str, Any]) -> Record:
-    """What the figure and the energy columns need besides, of the runs that are in them."""
-    if line["part"] != "final" or line["split"] != "iid":
-        return {}
-    return {"energy": line["energy"], "rounds": line["curve"]["round"], "accuracy": line["curve"]["accuracy"]}
-
-
-def load(results: Path) -> list[Record]:
-    """The runs in short, from a results file or from the folder with the JSON made of one."""
-    if results.is_dir():
-        files = [results / "cifar10.json", results / "non_iid.json"]
-        return [run for file in files for run in json.loads(file.read_text())["runs"]]
-    return from_lines(results)
-
-
-def write(results: Path, out: Path) -> None:
+def write(runs: Iterable[Record], settings: Record, out: Path) -> None:
     """The runs as JSON: evenly dealt data in cifar10.json, classes that follow the energy in non_iid.json."""
-    runs = sorted(from_lines(results), key=lambda r: (r["part"], r["split"], r["client"], r["batch"], r["method"]))
-    settings = read_lines(results)[-1]["settings"]
+    runs = sorted(runs, key=lambda r: (r["part"], r["split"], r["client"], r["batch"], r["method"]))
     write_json(out / "cifar10.json", settings, [run for run in runs if run["split"] == "iid"])
     write_json(out / "non_iid.json", settings, [run for run in runs if run["split"] != "iid"])
 
@@ -101,8 +76,8 @@ def cell(found: Sequence[Record], key: str) -> str:
     note = f" ({lost} diverged)" if lost else ""
     if not values:
         return "–" + note
-    one = intervals.mean(values)
-    return (f"{one.mean:.2f}" if key == "train_loss" else one.text()) + note
+    one = stats.summarize(values)
+    return (f"{one.mean:.2f}" if key == "train_loss" else intervals.text(one)) + note
 
 
 def rate_of(found: Sequence[Record]) -> str:
@@ -126,8 +101,8 @@ def against(runs: Sequence[Record], cases: Sequence[Case], key: str) -> dict[tup
             difference = intervals.paired(first, by_seed(finals(runs, case, method), key))
             if difference:
                 found[case, method] = difference
-    ps = intervals.holm([difference.p for difference in found.values()])
-    return {place: (found[place].estimate, p) for place, p in zip(found, ps, strict=True)}
+    ps = stats.holm([difference.p for difference in found.values()])
+    return {place: (found[place], p) for place, p in zip(found, ps, strict=True)}
 
 
 def differences(runs: Sequence[Record], cases: Sequence[Case], labels: Sequence[str], key: str, head: str) -> str:
@@ -137,8 +112,7 @@ def differences(runs: Sequence[Record], cases: Sequence[Case], labels: Sequence[
     for case, label in zip(cases, labels, strict=True):
         cells = []
         for method in COMPARED[1:]:
-            estimate, p = known.get((case, method), (None, None))
-            cells.append(f"{estimate.text(sign='+')} ({intervals.told(p)})" if estimate else "")
+            cells.append(intervals.gain(*known.get((case, method), (None,))))
         rows.append([label, *cells])
     return markdown([head, *[f"− {TITLES[method]}" for method in COMPARED[1:]]], rows)
 
@@ -175,12 +149,11 @@ def figure_table(runs: Sequence[Record]) -> str:
         if not found:
             continue
         energy = found[0]["energy"]
-        estimate, p = known.get((FIGURE, method), (None, None))
         books = " / ".join(f"{energy[key]:,.0f}" for key in ("harvested", "spent", "wasted"))
         rows.append(
             [
                 TITLES[method], rate_of(found), str(seeds_of(found)), cell(found, "last"), cell(found, "last5"),
-                f"{estimate.text(sign='+')} ({intervals.told(p)})" if estimate else "", str(PAPER[method]), books,
+                intervals.gain(*known.get((FIGURE, method), (None,))), str(PAPER[method]), books,
             ]
         )  # fmt: skip
     head = ["method", "rate", "seeds", "accuracy %, round 1,000", "mean of the last five", "Algorithm 1 minus it"]
@@ -215,8 +188,7 @@ def controls_table(runs: Sequence[Record]) -> str:
             base = [run for run in at_rate(runs, case, "greedy") if run["seed"] in seeds]
             gain = intervals.paired(by_seed(found, "last"), by_seed(base, "last"))
             cells.append(cell(found, "last") if found else "")
-            told = f"{gain.estimate.text(sign='+')} ({intervals.told(gain.p)})" if gain else ""
-            cells.append("" if method == "greedy" else told)
+            cells.append("" if method == "greedy" else intervals.gain(gain))
         rows.append([title, *cells])
     head = ["control"]
     for augment in cases:
@@ -236,9 +208,9 @@ def findings(runs: Sequence[Record], cases: Sequence[Case], labels: Sequence[str
         parts = []
         for method in COMPARED[1:]:
             if (case, method) in known:
-                estimate, p = known[case, method]
-                way = "above" if estimate.mean > 0 else "below"
-                size = intervals.Estimate(abs(estimate.mean), estimate.half, estimate.count).text()
+                found, p = known[case, method]
+                way = "above" if found.mean > 0 else "below"
+                size = intervals.text(replace(found, mean=abs(found.mean)))
                 parts.append(f"{size} points {way} {TITLES[method]} ({intervals.told(p)})")
         lines.append(f"- **{label}**: Algorithm 1 is " + "; ".join(parts) + ".")
     return "\n".join(lines)
@@ -269,10 +241,19 @@ def more_methods_table(runs: Sequence[Record]) -> str:
         for method in others:
             found, base = finals(runs, case, method), finals(runs, case, COMPARED[0])
             gain = intervals.paired(by_seed(found, "last5"), by_seed(base, "last5"))
-            told = f"{gain.estimate.text(sign='+')} ({intervals.told(gain.p)})" if gain else ""
-            keys = ("last5", "rare", "worst", "wiggle")
-            rows.append([f"{label}, {method}", rate_of(found), *[cell(found, key) for key in keys], told])
-    head = ["case, method", "rate", "accuracy %", "rare classes %", "worst group %", "wiggle", "minus Algorithm 1"]
+            keys = ("last5", "rare", "worst", "late_variation")
+            rows.append(
+                [f"{label}, {method}", rate_of(found), *[cell(found, key) for key in keys], intervals.gain(gain)]
+            )
+    head = [
+        "case, method",
+        "rate",
+        "accuracy %",
+        "rare classes %",
+        "worst group %",
+        "late variation",
+        "minus Algorithm 1",
+    ]
     return markdown(head, rows)
 
 
@@ -319,7 +300,9 @@ def skewed_blocks(runs: Sequence[Record]) -> dict[str, str]:
         out["differences"] = differences(runs, cases, labels, "last5", "accuracy: Algorithm 1, points")
         out["rare differences"] = differences(runs, cases, labels, "rare", "rare classes: Algorithm 1, points")
         out["findings"] = findings(runs, cases, labels, "last5")
-        out["more"] = skewed_table(runs, "worst group % / wiggle / train loss", ("worst", "wiggle", "train_loss"))
+        out["more"] = skewed_table(
+            runs, "worst group % / late variation / train loss", ("worst", "late_variation", "train_loss")
+        )
         more = more_methods_table(runs)
         if more.count("\n") > 1:
             out["more methods"] = more

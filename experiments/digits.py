@@ -73,11 +73,12 @@ def points(found: dict[str, Any]) -> str:
 def tables(result: dict[str, Any]) -> str:
     """Markdown of one split: results, differences, and what was tried."""
     lines = [
-        "| method | rate | accuracy % | worst group % | wiggle % | participations |",
+        "| method | rate | accuracy % | worst group % | late variation % | participations |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for method, row in result["methods"].items():
-        cells = [percent(row["accuracy"]), percent(row["worst_group_accuracy"]), f"{100 * row['wiggle']['mean']:.2f}"]
+        late = row["late_variation"] if "late_variation" in row else row["wiggle"]  # its name in older files
+        cells = [percent(row["accuracy"]), percent(row["worst_group_accuracy"]), f"{100 * late['mean']:.2f}"]
         lines.append(f"| {method} | {result['rates'][method]:g} | {' | '.join(cells)} | {row['participations']:,.0f} |")
     lines += [
         "",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,11 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from study_runs import markdown, percent
 
-from everfed.api import simulate
 from everfed.arrays import Bools, Floats, Ints, Seeds
-from everfed.data.datasets import load
-from everfed.data.federated import FederatedData
 from everfed.energy.changing import Changing
 from everfed.energy.fleet import Fleet
 from everfed.energy.random_arrivals import BernoulliArrivals, RandomArrivals
@@ -38,6 +35,7 @@ from everfed.scheduling.policies import Clients, Decision, Greedy, Policy, State
 from everfed.scheduling.uncertain import SelfWeighted
 from everfed.server.experience import FedAU
 from everfed.server.rules import Sum
+from everfed.studies.sweep import plan_runs, run_all
 
 CYCLES = (1, 5, 10, 20)
 LATER = (20, 10, 5, 1)  # the same groups' cycles after the change
@@ -162,33 +160,24 @@ def compared() -> dict[str, Method]:
     }
 
 
-def accuracies(method: Method, data: Sequence[FederatedData], fleet: Fleet, size: Size) -> dict[str, Any]:
-    base = Experiment()
-    finals = [
-        simulate(base.model, part, fleet, method, rounds=size.rounds, client=base.client, seed=seed, device="cpu").final
-        for seed, part in enumerate(data)
-    ]
-    return {
-        "accuracy": rounded([m.accuracy or 0.0 for m in finals if m]),
-        "worst_group": rounded([m.worst_group_accuracy or 0.0 for m in finals if m]),
-    }
-
-
-def misjudged(size: Size) -> dict[str, Any]:
-    fleet = paper_fleet(size.clients)
-    digits = load("digits")
-    data = [digits.split(Experiment().split, len(fleet), fleet=fleet, seed=seed) for seed in range(size.seeds)]
+def misjudged(size: Size, runs: Path) -> dict[str, Any]:
+    fleet, methods = paper_fleet(size.clients), compared()
+    base = Experiment(fleet=fleet, rounds=size.rounds, device="cpu")
+    planned = plan_runs(base, {"method": list(methods.values())}, range(size.seeds), runs)
+    finals = iter([run.final for run in run_all(planned, jobs=1)])
     found = {}
-    for name, method in compared().items():
+    for name, method in methods.items():
         mean, last = np.zeros(len(fleet)), np.zeros(len(fleet))
         for r, counts in enumerate(weights(fleet, method, size.rounds, size.audits)):
             mean += counts.mean(axis=0) / size.rounds
             if r >= size.rounds // 2:
                 last += counts.mean(axis=0) / (size.rounds - size.rounds // 2)
+        ends = [next(finals) for _ in range(size.seeds)]
         found[name] = {
             "weight": rounded([mean[group].mean() for group in members(fleet)]),
             "weight_second_half": rounded([last[group].mean() for group in members(fleet)]),
-            **accuracies(method, data, fleet, size),
+            "accuracy": rounded([m.accuracy for m in ends]),
+            "worst_group": rounded([m.worst_group_accuracy for m in ends]),
         }
         print(f"(a) {name}: {found[name]}", flush=True)
     return found
@@ -294,16 +283,6 @@ def day_and_night(size: Size) -> dict[str, Any]:
 # ---- tables ----
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def percent(values: Sequence[float]) -> str:
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.fmean(values):.1f} ± {100 * spread:.1f}"
-
-
 def tables(found: dict[str, Any]) -> list[str]:
     """The page's tables, in its order."""
     groups = [f"E={cycle}" for cycle in CYCLES]
@@ -331,18 +310,18 @@ def tables(found: dict[str, Any]) -> list[str]:
         if name.startswith("E=20")
     ]
     return [
-        table(["", *groups, "accuracy %", "worst group %"], a),
-        table(["", *swaps, "1 → 20 at the end", "waver"], b),
-        table(["", "all day", "night", "worst hour of light", "rms bias in light", "variance"], c),
-        table(["", *days], d),
+        markdown(["", *groups, "accuracy %", "worst group %"], a),
+        markdown(["", *swaps, "1 → 20 at the end", "waver"], b),
+        markdown(["", "all day", "night", "worst hour of light", "rms bias in light", "variance"], c),
+        markdown(["", *days], d),
     ]
 
 
-def study(size: Size) -> dict[str, Any]:
+def study(size: Size, runs: Path) -> dict[str, Any]:
     began = time.time()
     found = {
         "size": asdict(size),
-        "misjudged": misjudged(size),
+        "misjudged": misjudged(size, runs),
         "half_way": half_way(size),
         "day_and_night": day_and_night(size),
     }
@@ -354,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="compute everything, a few minutes on one core")
     run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--runs", type=Path, default=Path("everfed-out/unknown_energy"), help="the folder of the runs")
     for name, value in asdict(Size()).items():
         run.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     told = commands.add_parser("table", help="the tables, from the results alone")
@@ -362,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.command == "run":
         warnings.simplefilter("ignore", EverfedWarning)
         torch.set_num_threads(1)
-        found = study(Size(**{name: getattr(chosen, name) for name in asdict(Size())}))
+        found = study(Size(**{name: getattr(chosen, name) for name in asdict(Size())}), chosen.runs)
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         chosen.results = chosen.out

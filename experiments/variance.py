@@ -1,41 +1,37 @@
 """Methods with less variance than Algorithm 1, and what that buys. Every number of docs/results/variance.md.
 
-    python experiments/variance.py run --data cifar10 --jobs 3 --limit-s 540  # again, until it says that all is done
+    python experiments/variance.py run --data cifar10 --jobs 3 --limit-s 540  # again, until it says that none is left
     python experiments/variance.py run --data digits --device cpu --jobs 14
-    python experiments/variance.py table                                     # the tables, from the results file alone
+    python experiments/variance.py table                                     # the tables, from the runs' folders alone
     python experiments/variance.py json --out docs/results/variance.json
     python experiments/variance.py page --results docs/results/variance.json --out docs/results/variance.md
 
-A run is one line of the results file, written when the run ends; what is there is not done again (study_runs.py).
-Results of several machines are put together by joining their files. CIFAR-10 is trained in bf16 on a GPU, the digits
-in float32 on CPUs, unless told otherwise. Only what trains is imported: numpy and torch are enough; for the digits,
-which ship with scikit-learn, --digits FILE makes a copy where that is installed and reads it where it is not.
+Every run is a folder of a sweep below everfed-out/variance: what is done is not done again, and what was cut off goes
+on (study_runs.py). Results of several machines are put together by copying their folders into one. CIFAR-10 is trained
+in bf16 on a GPU, the digits in float32 on CPUs, unless told otherwise.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import study_runs
 import variance_tables
-from study_runs import Line, Loaded, by_name, carry_out, read_lines, rounded
-from variance_tables import CASES, METHODS, REFERENCE, measures
+from everfed.store.run import StoredRun
+from study_runs import Done, Record, carry_out, read, rounded
+from variance_tables import CASES, METHODS, REFERENCE
 
 from everfed import presets
-from everfed.data.dataset import Dataset
-from everfed.data.datasets import Digits
 from everfed.data.partition import ByEnergy, Iid, Split
-from everfed.errors import DivergenceError
 from everfed.learning.optim import SGD, Adam, Cosine, Optimizer
+from everfed.report.measures import late_variation
 from everfed.run import config
 from everfed.run.experiment import Experiment
+from everfed.run.loop import Run as Started
 from everfed.run.start import start
 from everfed.server.last_updates import Varp
 from everfed.server.optimizers import ServerMomentum
@@ -82,10 +78,6 @@ class Run:
         method = self.method + " + momentum" * self.momentum
         return f"{self.data} | {self.split} | {self.client} | {method} | seed {self.seed}"
 
-    @property
-    def like(self) -> dict[str, Any]:
-        return {"data": self.data, "method": self.method}
-
     def experiment(self, base: Experiment) -> Experiment:
         one = replace(base, split=SPLITS[self.split], client=CLIENTS[self.client], seed=self.seed)
         one = one.with_method("ht-varp" if self.method in MEMORIES else self.method)
@@ -100,20 +92,14 @@ class Study:
     bases: Mapping[str, Experiment] = field(default_factory=bases)
     stages: tuple[Stage, ...] = STAGES
     seeds: tuple[int, ...] = (0, 1, 2)
-    closing: int = 200  # rounds at the end in which the wiggle is measured
+    closing: int = 200  # rounds at the end in which the late variation is measured
     fine: int = 5  # rounds between evaluations there
-    digits: Path | None = None  # a copy of the digits, for machines without scikit-learn
 
-    def settings(self, data: str) -> dict[str, Any]:
-        """What must agree for a line of the results file to count as one of this study."""
-        base = self.bases[data]
-        return {"rounds": base.rounds, "precision": base.precision, "closing": self.closing, "fine": self.fine}
+    def settings(self) -> dict[str, Any]:
+        shared = {"closing": self.closing, "fine": self.fine}
+        return {data: {"rounds": e.rounds, "precision": e.precision, **shared} for data, e in self.bases.items()}
 
-    def read(self, results: Path) -> dict[str, Line]:
-        known = {data: self.settings(data) for data in self.bases}
-        return by_name(line for line in read_lines(results) if line["settings"] == known.get(line["data"]))
-
-    def runs(self, done: Mapping[str, Line]) -> list[Run]:
+    def runs(self, done: Done) -> list[Run]:
         """One seed after the other, so that a stage cut short has all methods for some seeds."""
         return [
             Run(*case, method, momentum, seed)
@@ -122,92 +108,60 @@ class Study:
             for method in (METHODS if momentum else (REFERENCE, *METHODS))
         ]
 
-    def total(self) -> int:
-        return len(self.runs({}))
+    def experiment(self, run: Run) -> Experiment:
+        """Evaluated as often as its end needs it."""
+        base = self.bases[run.data]
+        return run.experiment(replace(base, eval_every=math.gcd(base.evaluation_interval, self.fine)))
 
-    def load(self) -> dict[str, Any]:
-        names = {case[0] for case, _ in self.stages}
-        copied = {"digits": read_copy(self.digits)} if self.digits and "digits" in names else {}
-        return {name: self.bases[name].data.load() for name in names - set(copied)} | copied
+    def start(self, experiment: Experiment) -> Started:
+        return start(experiment)
 
-    def execute(self, data: Mapping[str, Dataset], run: Run, deadline: float = math.inf) -> Line | None:
-        """Do one run; None if the deadline (of time.time) came first. A run that diverges says so in its line."""
-        began = time.time()
-        base = replace(self.bases[run.data], data=Loaded(data[run.data]))
-        simulation = start(run.experiment(base))
-        curve: dict[str, list[Any]] = {key: [] for key in ("round", "accuracy", "worst_group", "loss", "spent")}
-        weights: list[float] = []
-        diverged = None
-        try:
-            for record in simulation:
-                if time.time() > deadline:
-                    return None
-                weights.append(record.round_weight)
-                number, metrics = record.round + 1, record.metrics
-                if metrics is None and number > base.rounds - self.closing and number % self.fine == 0:
-                    metrics = simulation.evaluate(simulation.server.params)
-                if metrics:
-                    values = (metrics.accuracy, metrics.worst_group_accuracy, metrics.loss, record.energy.spent)
-                    for key, value in zip(curve, (number, *map(rounded, values)), strict=True):
-                        curve[key].append(value)
-        except DivergenceError as error:
-            diverged = str(error)
+    def record(self, run: Run, stored: StoredRun) -> Record:
+        """What a run is, and its curve."""
+        rows = [r if self.counts(run, r.round + 1) else replace(r, metrics=None) for r in stored.rounds]
+        seen = replace(stored, rounds=rows)
+        (rounds, accuracy), (_, worst) = seen.curve(), seen.curve("worst_group_accuracy")
+        spent = [record.energy.spent for record in seen.rounds if record.metrics]
+        weights = [record.round_weight for record in stored.rounds]
         return {
-            "name": run.name,
             **asdict(run),
-            "settings": self.settings(run.data),
-            "seconds": round(time.time() - began, 1),
-            "diverged": diverged,
+            "diverged": stored.state == "diverged",
             "mean_weight": rounded(statistics.fmean(weights)) if weights else None,
             "var_weight": rounded(statistics.pvariance(weights)) if weights else None,
-            "curve": curve,
+            "late_variation": rounded(late_variation(seen, self.closing)),
+            "curve": {"round": rounds, "accuracy": accuracy, "worst_group": worst, "spent": spent},
         }
 
-    def told(self, line: Line) -> str:
-        m = measures(line)
-        return f"accuracy {100 * m['accuracy']:.1f}  wiggle {100 * m['wiggle']:.2f}" if m else line["diverged"]
-
-
-# ---- the digits without scikit-learn ----
-
-ARRAYS = ("x", "y", "test_x", "test_y")
-
-
-def write_copy(file: Path) -> None:
-    dataset = Digits().load()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as out:
-        np.savez(out, **{name: getattr(dataset, name) for name in ARRAYS})
-
-
-def read_copy(file: Path) -> Dataset:
-    with np.load(file) as arrays:
-        return Dataset("digits", **{name: arrays[name] for name in ARRAYS}, classes=10)
+    def counts(self, run: Run, number: int) -> bool:
+        """Whether an evaluation after so many rounds is one of the curve: before the closing, those of the base."""
+        base = self.bases[run.data]
+        closing = number > base.rounds - self.closing
+        return number % base.evaluation_interval == 0 or (closing and number % self.fine == 0) or number == base.rounds
 
 
 def main() -> None:
-    parser = study_runs.parser(__doc__, ["run", "table", "json", "page"], "everfed-out/variance.jsonl")
+    parser = study_runs.parser(__doc__, ["run", "table", "json", "page"], "everfed-out/variance")
     parser.add_argument("--data", nargs="+", default=["cifar10", "digits"], choices=["cifar10", "digits"])
     parser.add_argument("--device", help="cuda for CIFAR-10 and cpu for the digits unless given")
     parser.add_argument("--precision", help="bf16 for CIFAR-10 and float32 for the digits unless given")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--digits", type=Path, help="a copy of the digits, as .npz: made if it is not there")
     options = parser.parse_args()
-    if options.command == "table":
-        print(variance_tables.tables(variance_tables.short_runs(options.results)))
-        return
-    if study_runs.write_out(parser, options, {"json": variance_tables.as_json, "page": variance_tables.fill_page}):
-        return
-    if options.digits and not options.digits.exists():
-        write_copy(options.digits)
     study = Study(
         bases(options.device, options.precision),
         stages=tuple(stage for stage in STAGES if stage[0][0] in options.data),
         seeds=tuple(range(options.seeds)),
-        digits=options.digits,
     )
-    done = carry_out(study, options.results, options.jobs, options.limit_s)
-    print("\n" + variance_tables.tables(variance_tables.records(done.values())))
+    if options.command == "page":
+        found = variance_tables.blocks(study_runs.read_json(options.results))
+        study_runs.fill_page(study_runs.out_of(parser, options), found)
+        return
+    if options.command == "run":
+        carry_out(study, options.results, options.jobs, options.limit_s)
+    runs = variance_tables.records(list(read(study, options.results).values()))
+    if options.command == "json":
+        study_runs.write_json(study_runs.out_of(parser, options), study.settings(), runs)
+    else:
+        print("\n" + variance_tables.tables(runs))
 
 
 if __name__ == "__main__":

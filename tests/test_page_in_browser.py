@@ -257,10 +257,10 @@ def test_energy_is_drawn_and_told_without_columns_of_zeros(tab, data):
     assert widths[0] / widths[1] == pytest.approx(spent[0] / spent[1], rel=0.01)
     fedavg = text(tab, '#result-table tr[data-line="2"] td[data-column="fairness"]')
     assert fedavg == "1.000"
-    wiggle = tab.run(
-        "[...document.querySelectorAll('#result-table th')].find(h => h.textContent === 'wiggle, %').title"
+    hint = tab.run(
+        "[...document.querySelectorAll('#result-table th')].find(h => h.textContent === 'late variation, %').title"
     )
-    assert "standard deviation of the accuracy" in wiggle
+    assert "standard deviation of the accuracy" in hint
     click(tab, '#methods input[data-line="2"]')
     assert count(tab, '#energy-bars [data-line="2"]') == count(tab, '#energy-table [data-line="2"]') == 0
 

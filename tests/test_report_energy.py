@@ -13,7 +13,7 @@ import report_runs
 from everfed.energy.battery import Books
 from everfed.report.data import page_data
 from everfed.report.lines import lines
-from everfed.report.measures import ACCOUNTS, Unit, fairness, reached, wiggle, with_measures
+from everfed.report.measures import ACCOUNTS, Unit, fairness, late_variation, reached, with_measures
 from everfed.report.raster import sample
 from everfed.report.table import table
 from everfed.studies.comparison import summarize
@@ -30,15 +30,15 @@ def test_fairness_is_jains_index_of_how_often_each_client_trained():
     assert [fairness(one, 4) for one in (alike, alone, nobody)] == [1.0, 0.25, 1.0]
 
 
-def test_the_wiggle_is_the_deviation_over_the_last_quarter_or_the_last_200_rounds():
+def test_the_late_variation_is_the_deviation_over_the_last_quarter_or_the_last_200_rounds():
     short = report_runs.scripted([[0]] * 8, [0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 0.6, 0.8])
-    assert wiggle(short) == pytest.approx(statistics.stdev([0.6, 0.8]))
+    assert late_variation(short) == pytest.approx(statistics.stdev([0.6, 0.8]))
     seldom = report_runs.scripted([[0]] * 8, [0.1, 0.2, 0.3, 0.4, 0.5, 0.9, None, 0.8])
-    assert wiggle(seldom) is None  # one evaluation does not move
-    assert page_data([seldom])["lines"][0]["final"]["wiggle"] is None
+    assert late_variation(seldom) is None  # one evaluation does not move
+    assert page_data([seldom])["lines"][0]["final"]["late_variation"] is None
     swinging = [0.0] * 799 + [0.5 + 0.1 * (r % 2) for r in range(201)]
     long = report_runs.scripted([[0]] * 1000, swinging)
-    assert wiggle(long) == pytest.approx(statistics.stdev(swinging[800:]))
+    assert late_variation(long) == pytest.approx(statistics.stdev(swinging[800:]))
 
 
 def one_run(mean):

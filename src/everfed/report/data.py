@@ -15,7 +15,17 @@ from everfed.errors import InputError, warn
 from everfed.learning.evaluate import Metrics
 from everfed.report.distinct import distinct
 from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, fleet_key, lines
-from everfed.report.measures import ACCOUNTS, WIGGLE_ROUNDS, Unit, accounts, amount, fairness, goal, wasted_part, wiggle
+from everfed.report.measures import (
+    ACCOUNTS,
+    LATE_ROUNDS,
+    Unit,
+    accounts,
+    amount,
+    fairness,
+    goal,
+    late_variation,
+    wasted_part,
+)
 from everfed.report.notes import notes
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
@@ -64,7 +74,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         "differences": _differences(drawn),
         "target": goal(_mean(body, "accuracy") for body in bodies),
         "evaluated_on": evaluated_on(begun),
-        "wiggle_rounds": WIGGLE_ROUNDS,
+        "late_rounds": LATE_ROUNDS,
         "settings": settings(begun, drawn),
         "environments": environments(begun),
     }
@@ -146,7 +156,7 @@ def _final(runs: Sequence[StoredRun], unit: Unit, sizes: Sequence[int]) -> dict[
         "accuracy": metric(lambda m: m.accuracy),
         "worst_group": metric(lambda m: m.worst_group_accuracy),
         "loss": metric(lambda m: m.loss),
-        "wiggle": _moments([w for run in runs if (w := wiggle(run)) is not None]),
+        "late_variation": _moments([v for run in runs if (v := late_variation(run)) is not None]),
         "participations": _moments([run.participations for run in runs]),
         "fairness": _moments([fairness(run, n) for run, n in zip(runs, sizes, strict=True)]),
         "wasted_part": _moments([p for run in runs if (p := wasted_part(run)) is not None]),

@@ -14,7 +14,7 @@ from everfed.run.history import RoundRecord
 from everfed.stats import jain, summarize
 from everfed.store.folder import StoredRun
 
-WIGGLE_ROUNDS = 200  # the end of a run; of a short one its last quarter
+LATE_ROUNDS = 200  # the end of a run; of a short one its last quarter
 _TARGET = 0.9  # of the best method's final accuracy
 _PREFIXES = ((1e10, 1e-9, "GJ"), (1e7, 1e-6, "MJ"), (1e4, 1e-3, "kJ"))
 _NOTHING = 1e-6  # of the largest amount: what sums leave over
@@ -92,13 +92,13 @@ def fairness(run: StoredRun, clients: int) -> float:
     return jain(np.bincount(joined, minlength=clients))
 
 
-def wiggle(run: StoredRun) -> float | None:
+def late_variation(run: StoredRun, rounds: int | None = None) -> float | None:
     """Sd of the test accuracy over the evaluations at the run's end; None where there are fewer than two.
 
-    The end is the last WIGGLE_ROUNDS rounds, or the last quarter of a run where that is shorter.
+    The end is the last so many rounds: LATE_ROUNDS unless given, or the last quarter of a run where that is shorter.
     """
     done = len(run.rounds)
-    since = done - min(WIGGLE_ROUNDS, done // 4)
+    since = done - (min(LATE_ROUNDS, done // 4) if rounds is None else rounds)
     values = [m.accuracy for r, m in evaluations(run) if r.round >= since and m.accuracy is not None]
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
@@ -132,12 +132,12 @@ def with_measures(
             key = fleet_key(run.experiment)
             sizes[key] = sizes.get(key) or len(run.experiment.make_fleet())
         first = [r for run in runs if target is not None and (r := reached(run, target))]
-        ended = [w for run in runs if (w := wiggle(run)) is not None]
+        ended = [v for run in runs if (v := late_variation(run)) is not None]
         parts = [p for run in runs if (p := wasted_part(run)) is not None]
         out[label] = {
             **row,
             "fairness": _spread([fairness(run, sizes[fleet_key(run.experiment)]) for run in runs]),
-            "wiggle": _spread(ended),
+            "late_variation": _spread(ended),
             "wasted_part": _spread(parts),
             "to_target": {
                 "accuracy": target,

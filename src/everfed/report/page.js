@@ -140,7 +140,7 @@ function theme(recolour) {
 
 document.querySelectorAll(".energy-unit").forEach((place) => { place.textContent = data.energy.words; });
 document.querySelectorAll(".evaluated-on").forEach((place) => { place.textContent = data.evaluated_on; });
-byId("wiggle-rounds").textContent = data.wiggle_rounds;
+byId("late-rounds").textContent = data.late_rounds;
 toggles();
 curves();
 groups();

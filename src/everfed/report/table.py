@@ -41,8 +41,8 @@ def _learnt(summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Uni
     counts = sorted({len(row["seeds"]) for row in summary.values()})
     over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}" if counts else "no"
     target = next((row["to_target"]["accuracy"] for row in summary.values()), None) or 0.0
-    wiggles = any(row["wiggle"] for row in summary.values())
-    columns = ["accuracy %", "worst group %", *(["wiggle %"] if wiggles else []), "participations", "fairness"]
+    varies = any(row["late_variation"] for row in summary.values())
+    columns = ["accuracy %", "worst group %", *(["late variation %"] if varies else []), "participations", "fairness"]
     title = "1 seed" if over == "1" else f"mean ± half the 95 % interval of the mean (Student's t), {over} seeds"
     out = _table(f"{data} set, {title}", [*columns, f"{unit.name} spent\nto {100 * target:.1f} %"])
     for label, row in summary.items():
@@ -50,14 +50,14 @@ def _learnt(summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Uni
             names[label],
             _percent(row["accuracy"]),
             _percent(row["worst_group_accuracy"]),
-            *([_percent(row["wiggle"], 2)] if wiggles else []),
+            *([_percent(row["late_variation"], 2)] if varies else []),
             f"{row['participations']:,.0f}",
             f"{row['fairness']['mean']:.3f}",
             _reach(row["to_target"], unit, len(row["seeds"])),
             style=_style(label),
         )
-    wiggle = "wiggle: sd of the accuracy over the run's last evaluations\n" if wiggles else ""
-    out.caption = f"{wiggle}fairness: Jain's index of how often clients train; 1 if all alike"
+    varied = "late variation: sd of the accuracy over the run's last evaluations\n" if varies else ""
+    out.caption = f"{varied}fairness: Jain's index of how often clients train; 1 if all alike"
     return out
 
 

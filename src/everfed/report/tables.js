@@ -47,8 +47,8 @@ function resultColumns(input) {
   const out = [["method", (i) => ({ sort: data.lines[i].label, text: data.lines[i].label })]];
   if (known) out.push(["accuracy, %", final("accuracy", inPercent), `of the ${data.evaluated_on} set, by the last model`],
     ["worst group, %", final("worst_group", inPercent), "accuracy for the energy group that the model serves worst"]);
-  if (data.lines.some((line) => line.final.wiggle)) out.push(["wiggle, %", final("wiggle", (v) => percent(v, 2)),
-    `standard deviation of the accuracy over the evaluations in the last ${data.wiggle_rounds} rounds of a run, or in its last quarter if that is shorter`]);
+  if (data.lines.some((line) => line.final.late_variation)) out.push(["late variation, %", final("late_variation", (v) => percent(v, 2)),
+    `standard deviation of the accuracy over the evaluations in the last ${data.late_rounds} rounds of a run, or in its last quarter if that is shorter`]);
   out.push(["loss", final("loss", fixed)], ["participations", final("participations", amountText), "rounds of training, all clients together"],
     ["fairness", final("fairness", (v) => v.toFixed(3)), "Jain's index of how often each client trained: 1 if all alike, 1/N if one of N alone"]);
   if (known) out.push(["energy to target", (i) => toTarget(i, target, "spent"), `energy spent until the target was first reached, ${data.energy.unit}`],

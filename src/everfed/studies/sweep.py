@@ -30,6 +30,7 @@ from everfed.machine import cores
 from everfed.methods import METHODS, as_method
 from everfed.run import config, live
 from everfed.run.experiment import Experiment, Seeds, kind_of
+from everfed.run.loop import Run
 from everfed.run.setup import resolve_device
 from everfed.scheduling.policies import Energy
 from everfed.store import StoredRun, open_run, stored_rounds
@@ -168,14 +169,16 @@ def run_all(
     on_progress: Tell = lambda progress: None,
     stop: Asked = lambda: False,
     executor: Executor | None = None,
+    make: Callable[[Experiment], Run] | None = None,
 ) -> list[StoredRun]:
     """Do what is still to do; returns all runs as stored, in the order given.
 
     On a CPU one process a core; on a GPU one run after the other, unless `jobs` says how many share
     it, or an `executor` has them done elsewhere. A run that fails (it diverges) does not end the
-    others. Once `stop` says so, every run saves its state after its round.
+    others. Once `stop` says so, every run saves its state after its round. make: sets each run up in another
+    way than `start`, as for `stored_rounds`; with processes it must be a function that can be imported.
     """
-    options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers)}
+    options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers), "make": make}
     (executor or _Here(jobs))(runs, options, on_progress, stop)
     return [_opened(run) for run in runs if (run.folder / "experiment.toml").exists()]
 
