@@ -28,9 +28,9 @@ from torch import Tensor
 
 import everfed as ef
 from everfed.errors import EverfedWarning
+from everfed.flower.client import load_experiment
 from everfed.flower.ledger import read
-from everfed.flower.load import load_experiment
-from everfed.flower.loopback import Loopback
+from everfed.flower.testing import Loopback
 from everfed.learning.task import Trained, Trainer
 from everfed.methods import plan
 from everfed.run.experiment import Experiment
@@ -51,10 +51,10 @@ class Bench:
         self.folder, self.patience = folder, patience
         self.fleet = Loopback(folder, clients)
 
-    def config(self, name: str, changes: str, **terms: Any) -> dict[str, Any]:
+    def config(self, name: str, changes: str, **limits: Any) -> dict[str, Any]:
         deadlines = {"query-s": 20.0 * self.patience, "train-s": 30.0 * self.patience, "wait-s": 40.0 * self.patience}
         folder = str(self.folder / name)
-        return {"folder": folder, "keys": str(self.fleet.keys), "set": f"{SETTINGS} {changes}", **deadlines, **terms}
+        return {"folder": folder, "keys": str(self.fleet.keys), "set": f"{SETTINGS} {changes}", **deadlines, **limits}
 
     def run(self, config: dict[str, Any], app: Path = FLEET) -> dict[str, Any]:
         return self.fleet.run(app, config, timeout_s=1500.0 * self.patience)
@@ -258,7 +258,7 @@ def security(bench: Bench) -> dict[str, Any]:
     """Who must not get in does not, and what must not count does not."""
     fleet = bench.fleet
     stranger = fleet.folder / "stranger"
-    from everfed.flower.keys import make_key
+    from everfed.flower.identity import make_key
 
     make_key(stranger)
     out: dict[str, Any] = {}

@@ -100,5 +100,5 @@ def fleet_of(app, clients, run_config=None, **config):
 def run(experiment, nodes=None, change=lambda reply, number: reply, **settings):
     """An experiment on nodes of this process: (the finished run, its records, its protocol)."""
     grid = InProcessGrid(nodes or fleet_of(client_app(experiment), CLIENTS), change)
-    made = remote_run(experiment, grid, **{"terms": QUICK, **settings})
-    return made, list(made), made.source.protocol
+    made = remote_run(experiment, grid, **{"limits": QUICK, **settings})
+    return made, list(made), made.source.round_server

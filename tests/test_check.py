@@ -519,8 +519,8 @@ def test_workers_of_a_cluster_check_their_own_and_the_driver_tells(wrong):
 
 def test_a_device_pays_for_it_once(tmp_path, wrong):
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from everfed.flower.local import LocalTraining
     from everfed.flower.node_state import Memory
+    from everfed.flower.training import LocalTraining
 
     memory = Memory(None, tmp_path)
     first, second = (LocalTraining(SMALL, 1, memory=memory).trainer.check for _ in range(2))

@@ -18,11 +18,10 @@ import everfed as ef
 from everfed.energy.battery import Books
 from everfed.errors import InputError
 from everfed.flower import EnergyMod, FromCommand, FromFile, Measured, PowerSupply, Simulated, client_app, remote_run
-from everfed.flower.client import own_plan
-from everfed.flower.local import LocalTraining
-from everfed.flower.messages import Answer, Ask
-from everfed.flower.meters import MeterError
+from everfed.flower.energy import MeterError, own_plan
 from everfed.flower.node_state import Memory
+from everfed.flower.training import LocalTraining
+from everfed.flower.wire import Answer, Ask
 from everfed.methods import plan
 from everfed.run import config
 from everfed.scheduling.table import POLICIES
@@ -78,7 +77,7 @@ def test_samples_of_ones_own_and_held_out_ones_do_not_go_together():
 
 def test_single_phase_gives_the_same_model_and_sends_more():
     two, records, asked = run(SMALL)
-    one, _, unasked = run(SMALL, terms=replace(QUICK, two_phase=False))
+    one, _, unasked = run(SMALL, limits=replace(QUICK, two_phase=False))
     assert all(np.array_equal(two.params[name], one.params[name]) for name in two.params)
     assert unasked.ledger.summary()["models_sent"] == CLIENTS * SMALL.rounds
     assert asked.ledger.summary()["models_sent"] == sum(len(r.participants) for r in records)
@@ -100,7 +99,7 @@ def test_a_server_rule_that_needs_more_of_its_clients_is_refused(rule, words):
 
 def test_asking_first_is_needed_where_the_server_decides():
     with pytest.raises(InputError, match="must be asked first"):
-        remote_run(SMALL.with_method("wait-for-all"), InProcessGrid([]), terms=replace(QUICK, two_phase=False))
+        remote_run(SMALL.with_method("wait-for-all"), InProcessGrid([]), limits=replace(QUICK, two_phase=False))
 
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in POLICIES.items() if not kind().coordinated))
@@ -154,7 +153,7 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-from everfed.flower.messages import Answer, Ask
+from everfed.flower.wire import Answer, Ask
 from everfed.flower import client_app
 message = Message(RecordDict({{"everfed": Ask(3).to_record()}}), 7, "query.everfed")
 node = {{"client": 1, "state-dir": {str(tmp_path / "state")!r}}}

@@ -17,10 +17,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
 
 import everfed as ef
-from everfed.flower.keys import make_key
+from everfed.flower.client import load_experiment
+from everfed.flower.identity import make_key
 from everfed.flower.ledger import read
-from everfed.flower.load import load_experiment
-from everfed.flower.loopback import Loopback
+from everfed.flower.testing import Loopback
 from everfed.methods import plan
 from flower_grid import counting
 

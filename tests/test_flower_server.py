@@ -16,10 +16,9 @@ from flwr.serverapp.strategy import Strategy
 import everfed as ef
 from everfed.errors import InputError
 from everfed.flower import EnergyMod, EnergyStrategy, Roster, RoundLimits, Simulated, client_app, remote_run
-from everfed.flower.identity import read_key
-from everfed.flower.keys import make_certificates, make_key
+from everfed.flower.identity import make_certificates, make_key, read_key
 from everfed.flower.ledger import read
-from everfed.flower.remote import stored_remote_rounds
+from everfed.flower.server import stored_remote_rounds
 from everfed.methods import plan
 from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, counting, fleet_of, run
 
@@ -65,15 +64,15 @@ def without(client):
         ("shape", "of shape"),
         ("dtype", "float64"),
         ("missing", "not the model's"),
-        ("scale", "above its fair"),
-        ("client", "speaks for client 0"),
+        ("scale", "above its limit"),
+        ("client", "answers for client 0"),
         ("round", "for round 99"),
         ("empty", "no record"),
     ],
     ids=["nan", "huge", "shape", "dtype", "missing", "scale", "another-client", "another-round", "empty"],
 )
 def test_a_bad_reply_is_refused_named_counted_and_changes_nothing(how, reason):
-    made, records, protocol = run(SHORT, change=spoil(how), terms=replace(QUICK, max_norm=50.0))
+    made, records, protocol = run(SHORT, change=spoil(how), limits=replace(QUICK, max_norm=50.0))
     entries = protocol.ledger.entries
     said = [why for e in entries for why in (*e.refused.values(), *e.turned_away.values())]
     assert len(said) == SHORT.rounds
@@ -96,8 +95,8 @@ def test_a_rare_client_cannot_speak_in_every_round():
     _, _, protocol = run(SMALL, change=insist)
     turned = [why for e in protocol.ledger.entries for why in e.turned_away.values()]
     assert turned
-    assert all("would have spoken" in why for why in turned)
-    assert protocol.spoken[2] <= SMALL.rounds + 4
+    assert all("would add up to" in why for why in turned)
+    assert protocol.claimed[2] <= SMALL.rounds + 4
 
 
 def test_a_key_speaks_for_one_client_only(tmp_path):
@@ -110,7 +109,7 @@ def test_a_key_speaks_for_one_client_only(tmp_path):
     nodes.append(Node(app, {"client": 0}, public_key=b"a stranger's"))
     _, _, protocol = run(SMALL, nodes, roster=roster)
     turned = {why for e in protocol.ledger.entries for why in e.turned_away.values()}
-    assert turned == {"client 1: it speaks for client 3, but its key is that of client 1"}
+    assert turned == {"client 1: it answers for client 3, but its key is client 1's"}
     assert all(1 in e.absent and 3 not in e.absent for e in protocol.ledger.entries)
     assert nodes[-1].received == []
 
@@ -136,7 +135,7 @@ def test_two_nodes_cannot_be_one_client_without_keys():
     _, _, protocol = run(SMALL, nodes)
     turned = [why for e in protocol.ledger.entries for why in e.turned_away.values()]
     assert len(turned) == SMALL.rounds
-    assert all("speaks for it already" in why for why in turned)
+    assert all("already answers for that client" in why for why in turned)
 
 
 def test_certificates_name_the_server(tmp_path):
@@ -153,7 +152,7 @@ def test_losses_are_counted_and_their_bias_shown():
     def lose(reply, number):
         return None if number == 102 and "arrays" in reply.content else reply
 
-    _, records, protocol = run(SHORT, change=lose, terms=replace(QUICK, train_s=3.0))
+    _, records, protocol = run(SHORT, change=lose, limits=replace(QUICK, train_s=3.0))
     summary = protocol.ledger.summary()
     assert summary["planned"] == CLIENTS * SHORT.rounds
     assert summary["lost"] == SHORT.rounds
@@ -168,12 +167,12 @@ def test_losses_are_counted_and_their_bias_shown():
 def test_a_client_that_was_away_says_what_it_missed():
     nodes = fleet_of(client_app(SMALL), CLIENTS)
     grid = InProcessGrid(nodes)
-    made = remote_run(SMALL, grid, terms=QUICK)
+    made = remote_run(SMALL, grid, limits=QUICK)
     records = []
     for record in made:
         records.append(record)
         nodes[0].online = not 1 <= record.round < 4  # away in rounds 2, 3 and 4
-    protocol = made.source.protocol
+    protocol = made.source.round_server
     assert [e.round for e in protocol.ledger.entries if 0 in e.absent] == [2, 3, 4]
     assert protocol.ledger.summary()["missed"] == 3
     steps = list(plan(SMALL.make_fleet(), SMALL.policy, SMALL.rounds))
@@ -183,7 +182,7 @@ def test_a_client_that_was_away_says_what_it_missed():
 
 
 def test_an_empty_fleet_blocks_nothing():
-    made = remote_run(SMALL, InProcessGrid([]), terms=QUICK)
+    made = remote_run(SMALL, InProcessGrid([]), limits=QUICK)
     records = list(made)
     assert len(records) == SMALL.rounds
     assert all(len(r.participants) == 0 for r in records)
@@ -215,10 +214,10 @@ def test_a_killed_server_goes_on_and_ends_alike(tmp_path, optimizer):
 
     grid.change = kill
     with pytest.raises(KilledError):
-        list(stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK))
+        list(stored_remote_rounds(experiment, grid, tmp_path, limits=QUICK))
     assert len(read(tmp_path)) == 3
     grid.change = lambda reply, number: reply
-    rest = [record.round for record, _ in stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK)]
+    rest = [record.round for record, _ in stored_remote_rounds(experiment, grid, tmp_path, limits=QUICK)]
     assert rest == list(range(3, SMALL.rounds))
     stored, simulated = ef.open_run(tmp_path), ef.start(experiment)
     expected = list(simulated)
@@ -231,11 +230,11 @@ def test_a_killed_server_goes_on_and_ends_alike(tmp_path, optimizer):
 def test_coordinated_clients_stay_right_through_a_new_server(tmp_path):
     experiment = SMALL.with_method("wait-for-all")
     grid = InProcessGrid(fleet_of(client_app(experiment), CLIENTS))
-    for record, _ in stored_remote_rounds(experiment, grid, tmp_path, terms=QUICK):
+    for record, _ in stored_remote_rounds(experiment, grid, tmp_path, limits=QUICK):
         if record.round == 4:
             break
     fresh = InProcessGrid(fleet_of(client_app(experiment), CLIENTS))  # nodes that remember nothing
-    list(stored_remote_rounds(experiment, fresh, tmp_path, terms=QUICK))
+    list(stored_remote_rounds(experiment, fresh, tmp_path, limits=QUICK))
     participants = [r.participants.tolist() for r in ef.open_run(tmp_path).rounds]
     assert participants == [s.clients.tolist() for s in plan(experiment.make_fleet(), experiment.policy, SMALL.rounds)]
 
@@ -268,26 +267,26 @@ def test_the_strategy_sums_scaled_updates_without_normalising(tmp_path):
     expected = sum(
         shares[c] * scale * (c + 1) for s in steps for c, scale in zip(s.clients.tolist(), s.scales, strict=True)
     )
-    strategy = EnergyStrategy(fleet, ef.UniformWindow(), shares, terms=QUICK, folder=tmp_path)
+    strategy = EnergyStrategy(fleet, ef.UniformWindow(), shares, limits=QUICK, folder=tmp_path)
     assert start(strategy, grid) == pytest.approx([expected] * 2)
     # Flower's own loop can drive it too.
-    plain = EnergyStrategy(fleet, ef.UniformWindow(), shares, terms=QUICK)
+    plain = EnergyStrategy(fleet, ef.UniformWindow(), shares, limits=QUICK)
     first = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     result = Strategy.start(plain, grid, first, num_rounds=6)
     assert result.arrays["w"].numpy() == pytest.approx([expected] * 2)
     # And a strategy that is started again goes on where its folder is.
-    again = EnergyStrategy(fleet, ef.UniformWindow(), shares, terms=QUICK, folder=tmp_path)
+    again = EnergyStrategy(fleet, ef.UniformWindow(), shares, limits=QUICK, folder=tmp_path)
     assert start(again, grid) == pytest.approx([expected] * 2)
-    assert again.protocol.ledger.summary()["done"] == sum(len(s.clients) for s in steps)
+    assert again.round_server.ledger.summary()["done"] == sum(len(s.clients) for s in steps)
 
 
 def test_the_strategy_takes_rules_and_optimisers():
     fleet, shares = ef.Fleet.from_cycles([1, 1]), np.array([0.5, 0.5])
     grid = InProcessGrid(fleet_of(own_app(fleet, ef.Greedy()), 2))
-    halved = EnergyStrategy(fleet, ef.Greedy(), shares, terms=QUICK, server_optimizer=ef.SERVER_OPTIMIZERS["sgd"](0.5))
+    halved = EnergyStrategy(fleet, ef.Greedy(), shares, limits=QUICK, server_optimizer=ef.SERVER_OPTIMIZERS["sgd"](0.5))
     assert start(halved, grid, 2) == pytest.approx([1.5, 1.5])
     mean = EnergyStrategy(
-        fleet, ef.Greedy(), np.array([0.25, 0.75]), terms=QUICK, server=ef.SERVER_RULES["normalized"]()
+        fleet, ef.Greedy(), np.array([0.25, 0.75]), limits=QUICK, server=ef.SERVER_RULES["normalized"]()
     )
     assert start(mean, grid, 1) == pytest.approx([1.75, 1.75])
     with pytest.raises(InputError, match="one number for each"):

@@ -470,8 +470,8 @@ def test_ray_workers_train_alike():
 
 def test_flower_clients_train_alike():
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from everfed.flower.local import LocalTraining
-    from everfed.flower.messages import Ask
+    from everfed.flower.training import LocalTraining
+    from everfed.flower.wire import Ask
 
     experiment = replace(SMALL, keep_state=False)
     sent = ef.start(SMALL).server.params.numpy()

@@ -236,7 +236,7 @@ def test_downloads_stay_where_they_were_and_go_to_the_systems_cache_otherwise(tm
 
 def test_a_fleets_processes_are_found_paused_and_killed_by_the_machine_they_belong_to(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
-    from everfed.flower.loopback import Loopback
+    from everfed.flower.testing import Loopback
 
     fleet = Loopback(tmp_path, 1)
     script = "import subprocess, sys, time; print(1, flush=True); subprocess.run([sys.executable, '-c', sys.argv[1]])"

@@ -1,42 +1,67 @@
-"""A whole ClientApp from an experiment: what a node runs.
+"""The client's side of a round: decide from one's own energy, then train or stay asleep.
 
-Most messages only ask whether the client takes part, and a small device should not load a machine
-learning framework to say no. So nothing here imports one before there is something to train: a client
-whose energy is simulated works its rounds out once and keeps them as plain numbers.
+`EnergyMod` does so for any Flower app, `client_app` makes a whole ClientApp of an experiment. Most messages only ask
+whether the client takes part, and a small device should not load a machine learning framework to say no. So nothing
+here imports one before there is something to train: a client whose energy is simulated works its rounds out once and
+keeps them as plain numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
+from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from everfed.energy.battery import Books
-from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
-from everfed.flower.identity import client_of
-from everfed.flower.messages import Ask
-from everfed.flower.mod import EnergyMod
-from everfed.flower.node_state import Arrays, Memory
-from everfed.flower.sources import Choice, EnergySource, Simulated, Solo
+from everfed.flower.energy import Choice, EnergySource, Simulated, own_plan, planned_choice
+from everfed.flower.node_state import Memory
+from everfed.flower.wire import RECORD, Answer, Ask
 from everfed.scheduling.policies import Policy
 
 if TYPE_CHECKING:
+    from everfed.flower.training import Samples
     from everfed.run.experiment import Experiment
 
-Samples = Callable[[int], tuple[Any, Any]]
+    Described = Experiment | Path | str
+
 _PLAN = "plan"
 
 
+class EnergyMod:
+    """Answers the server's question by itself, and lets the app train only in rounds that the client joins.
+
+    The decision is the policy's, from the client's own energy and the round's number. `app()` makes a
+    ClientApp that has the mod and can be asked; give it a train function as usual:
+
+        app = EnergyMod(UniformWindow(), Simulated(fleet, seed=0)).app()
+
+        @app.train()
+        def train(message, context): ...
+
+    A node's `state-dir` in its configuration is the folder where it keeps what must survive a power cut.
+    """
+
+    def __init__(self, policy: Policy, energy: EnergySource, name: str = "everfed") -> None:
+        """name: of the run, below the node's state-dir, so that two runs do not mix."""
+        self.policy, self.energy, self.name = policy, energy, name
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        return _answer(message, context, call_next, self.name, partial(self.energy.choose, self.policy))
+
+    def app(self) -> ClientApp:
+        """A ClientApp with this mod, which answers questions; its train function is still to be given."""
+        return _app(self)
+
+
 def client_app(
-    experiment: Experiment | Path | str, *, samples: Samples | None = None, energy: EnergySource | None = None
+    experiment: Described, *, samples: Samples | None = None, energy: EnergySource | None = None
 ) -> ClientApp:
     """A ClientApp that trains as the simulator does, in the rounds that its energy allows.
 
@@ -44,85 +69,110 @@ def client_app(
     samples: gives a client's own (x, y); None: its part of the experiment's data set. energy: None is
     the experiment's fleet, simulated.
     """
-    return _Client(experiment, samples, energy).app()
 
-
-class _Client(EnergyMod):
-    """The mod, once the run's configuration has said which experiment it is."""
-
-    def __init__(
-        self, experiment: Experiment | Path | str, samples: Samples | None, energy: EnergySource | None
-    ) -> None:
-        self.experiment, self.samples, self.given = experiment, samples, energy
-
-    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        self.name = fingerprint(self.experiment, context.run_config)
-        return super().__call__(message, context, call_next)
-
-    def choose(self, client: int, ask: Ask, memory: Memory, context: Context) -> Choice:
-        kept = memory.load(_PLAN) if self.given is None else None
-        if kept is not None and ask.round < len(kept["join"]):
-            return _read(kept, ask.round)
-        from everfed.flower.load import load_experiment
-
-        experiment = load_experiment(self.experiment, context.run_config)
-        self.policy = experiment.policy
-        if self.given is not None:
-            self.energy = self.given
-            return super().choose(client, ask, memory, context)
-        fleet = experiment.make_fleet()
-        if not self.policy.coordinated and ask.round < experiment.rounds:
-            plan = own_plan(fleet, self.policy, experiment.seeds.schedule, client, experiment.rounds)
+    def choose(run_config: Mapping[str, Any], client: int, ask: Ask, memory: Memory) -> Choice:
+        plan = memory.load(_PLAN) if energy is None else None
+        if plan is None or ask.round >= len(plan["join"]):
+            chosen = load_experiment(experiment, run_config)
+            if energy is not None:
+                return energy.choose(chosen.policy, client, ask, memory)
+            fleet, seed = chosen.make_fleet(), chosen.seeds.schedule
+            if chosen.policy.coordinated or ask.round >= chosen.rounds:
+                return Simulated(fleet, seed).choose(chosen.policy, client, ask, memory)
+            plan = own_plan(fleet, chosen.policy, seed, client, chosen.rounds)
             memory.save(_PLAN, plan)
-            return _read(plan, ask.round)
-        self.energy = Simulated(fleet, experiment.seeds.schedule)
-        return super().choose(client, ask, memory, context)
+        return planned_choice(plan, ask.round)
 
-    def app(self) -> ClientApp:
-        app = super().app()
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        name = fingerprint(experiment, context.run_config)
+        return _answer(message, context, call_next, name, partial(choose, context.run_config))
 
-        @app.train()
-        def train(message: Message, context: Context) -> Message:
-            from everfed.flower.load import load_experiment
-            from everfed.flower.local import LocalTraining
+    app = _app(mod)
 
-            ask = Ask.of(message.content)
-            if ask is None:
-                raise InputError("the message does not say which round it is of; the server must be everfed's.")
-            experiment = load_experiment(self.experiment, context.run_config)
-            memory = self.memory(context)
-            local = LocalTraining(experiment, client_of(context), self.samples, memory)
-            return local.reply(message, ask, memory)
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        from everfed.flower.training import LocalTraining  # loads torch
 
-        return app
+        ask = Ask.of(message.content)
+        if ask is None:
+            raise InputError("the message does not say which round it is of; the server must be everfed's.")
+        memory = _memory(context, fingerprint(experiment, context.run_config))
+        local = LocalTraining(load_experiment(experiment, context.run_config), client_of(context), samples, memory)
+        return local.reply(message, ask, memory)
 
-
-def own_plan(fleet: Fleet, policy: Policy, seed: int, client: int, rounds: int) -> Arrays:
-    """All rounds of one client as arrays over the rounds: whether it joins, its scale, its energy's books."""
-    schedule = Solo(fleet, policy, seed, client, frozenset())
-    names = [part.name for part in fields(Books)]
-    join, scale, books = np.zeros(rounds, np.bool_), np.zeros(rounds), np.zeros((rounds, len(names)))
-    for round in range(rounds):
-        joins, scales = schedule.step(round)
-        join[round], scale[round] = joins[0], scales[0]
-        kept = schedule.battery.books().to_dict()
-        books[round] = [kept[name] for name in names]
-    return {"join": join, "scale": scale, "books": books}
+    return app
 
 
-def _read(plan: Arrays, round: int) -> Choice:
-    kinds: dict[str, Any] = {part.name: type(part.default) for part in fields(Books)}
-    values = {name: kind(value) for (name, kind), value in zip(kinds.items(), plan["books"][round], strict=True)}
-    planned = int(np.count_nonzero(plan["join"][: round + 1]))
-    return Choice(bool(plan["join"][round]), float(plan["scale"][round]), planned, Books(**values))
+def _answer(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    name: str,
+    choose: Callable[[int, Ask, Memory], Choice],
+) -> Message:
+    """Answer the question in a message; call_next trains, if that is asked for and the client joins.
+
+    name: of the run, below the node's state-dir.
+    """
+    ask = Ask.of(message.content) if message.has_content() else None
+    if ask is None:
+        return call_next(message, context)  # not a question of energy
+    client = client_of(context)
+    choice = choose(client, ask, _memory(context, name))
+    record = Answer(client, ask.round, *choice).to_record()
+    if message.metadata.message_type.startswith("query") or not choice.join:
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+    result = call_next(message, context)
+    if result.has_content():
+        result.content[RECORD] = record
+    return result
 
 
-def fingerprint(experiment: Experiment | Path | str, run_config: Mapping[str, Any]) -> str:
+def _app(mod: Mod) -> ClientApp:
+    app = ClientApp(mods=[mod])
+
+    @app.query("everfed")
+    def asked(message: Message, context: Context) -> Message:  # the mod answers all others
+        raise ValueError("the query does not say which round it is of; the server must be everfed's.")
+
+    return app
+
+
+def _memory(context: Context, name: str) -> Memory:
+    """What this client keeps of a run between messages."""
+    folder = context.node_config.get("state-dir")
+    if not folder:
+        return Memory(context)
+    return Memory(context, Path(os.path.expanduser(str(folder))) / name / f"client-{client_of(context)}")
+
+
+def client_of(context: Context) -> int:
+    """The client that this node is: `client` of its configuration, or Flower's `partition-id`."""
+    for key in ("client", "partition-id"):
+        value = context.node_config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    raise InputError(
+        "this node does not know which client it is; start it with --node-config 'client=0' (0 for the first)."
+    )
+
+
+def load_experiment(experiment: Described, run_config: Mapping[str, Any]) -> Experiment:
+    """The experiment with the changes of the run's configuration: `set = "method=greedy rounds=20"`."""
+    from everfed.run import config  # loads torch
+
+    raw = config.read(Path(experiment)) if isinstance(experiment, Path | str) else config.to_dict(experiment)
+    for text in str(run_config.get("set") or "").split():
+        config.change(raw, *config.parse_setting(text))
+    return config.from_dict(raw)
+
+
+def fingerprint(experiment: Described, run_config: Mapping[str, Any]) -> str:
     """A short name of an experiment, the same on every device: what is kept of one run is not used in another."""
     content = Path(experiment).read_bytes() if isinstance(experiment, Path | str) else None
     if content is None or b"trace" in content:  # what a file names is part of it
         from everfed.run import config  # loads torch, which a device without traces need not wait for
 
-        whole = experiment if content is None else config.from_dict(config.read(Path(str(experiment))))
-        content = config.identity(whole).encode()  # type: ignore[arg-type]
+        whole = load_experiment(experiment, {}) if isinstance(experiment, Path | str) else experiment
+        content = config.identity(whole).encode()
     return hashlib.sha256(content + str(run_config.get("set") or "").encode()).hexdigest()[:16]

@@ -1,24 +1,44 @@
-"""A whole ServerApp from an experiment: rounds on the nodes there are, written to a run folder."""
+"""A run whose clients are devices on a network: its rounds come over Flower.
+
+The loop, the server rule, its optimiser, evaluation, checkpoints and records are those of every run. Where a run on
+this machine plans and trains, this one asks the clients and collects what they send. `server_app` is a whole
+ServerApp of an experiment, `remote_run` its run on a grid.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from everfed.data.federated import FederatedData
+from everfed.errors import InputError
+from everfed.flower.client import load_experiment
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Ledger
-from everfed.flower.limits import RoundLimits
-from everfed.flower.load import Described, load_experiment
-from everfed.flower.remote import stored_remote_rounds
+from everfed.flower.round_server import RoundLimits, RoundServer
+from everfed.flower.wire import Shapes
+from everfed.learning.task import Trained
+from everfed.run.experiment import Experiment
+from everfed.run.history import RoundRecord
+from everfed.run.loop import Run
+from everfed.run.rounds import Training
+from everfed.run.setup import Setup
+from everfed.scheduling.plan import PlanStep
+from everfed.server.step import Server
+from everfed.store import stored_rounds
 from everfed.store.checkpoint import write_atomically
 from everfed.store.folder import is_running
+
+if TYPE_CHECKING:
+    from everfed.flower.client import Described
 
 log = logging.getLogger("flwr.everfed")
 
@@ -41,20 +61,21 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
         keys = settings.get("keys")
         roster = Roster.read(Path(str(keys)).expanduser()) if keys else None
         own = ("folder", "keys", "set")
-        terms = RoundLimits.of({key: value for key, value in settings.items() if key not in own})
-        _await_folder(folder, terms.wait_s)
-        for record, protocol in stored_remote_rounds(chosen, grid, folder, data=data, terms=terms, roster=roster):
-            entry = protocol.ledger.entries[-1]
+        limits = RoundLimits.of({key: value for key, value in settings.items() if key not in own})
+        _await_folder(folder, limits.wait_s)
+        for record, ledger in stored_remote_rounds(chosen, grid, folder, data=data, limits=limits, roster=roster):
+            entry = ledger.entries[-1]
             log.info(
                 "round %d: %d planned, %d done, %d lost, %d refused%s",
                 record.round + 1, len(entry.planned), len(entry.done), len(entry.lost), len(entry.refused),
                 f", accuracy {record.metrics.accuracy:.3f}" if record.metrics and record.metrics.accuracy else "",
             )  # fmt: skip
-            summary = write_summary(protocol.ledger, folder)
+            summary = ledger.summary()
+            write_atomically(folder / "deployment.json", json.dumps(summary, indent=1) + "\n")
             if record.round + 1 == chosen.rounds:
                 log.info(
                     "%(lost)d of %(planned)d participations were lost and %(refused)d refused, %(missed)d missed while "
-                    "away; %(bias)s of the weight went to other clients than it should",
+                    "disconnected; %(bias)s of the weight went to other clients than it should",
                     {**summary, "bias": f"{summary['bias']:.1%}"},
                 )
 
@@ -62,14 +83,85 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
 
 
 def _await_folder(folder: Path, patience_s: float) -> None:
-    """A server whose SuperLink was killed takes a while to notice; until then the folder is its own."""
+    """A server whose SuperLink was killed takes a while to notice; until then it holds the folder."""
     until = time.monotonic() + patience_s
     while is_running(folder) and time.monotonic() < until:
         time.sleep(1.0)
 
 
-def write_summary(ledger: Ledger, folder: Path) -> dict[str, Any]:
-    """The deployment's books beside the run's records."""
-    summary = ledger.summary()
-    write_atomically(folder / "deployment.json", json.dumps(summary, indent=1) + "\n")
-    return summary
+class RemoteRounds:
+    """Rounds as the clients live them: they decide, train and send."""
+
+    def __init__(self, round_server: RoundServer, grid: Grid, shapes: Shapes) -> None:
+        self.round_server, self.grid, self.shapes = round_server, grid, shapes
+
+    def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
+        return self.round_server.round(self.grid, round, params, self.shapes)
+
+    def training(self) -> Training:
+        clients = len(self.round_server.fleet)
+        return Training("Flower", clients, ["the whole model: by the clients, over the network"], None)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The clients' own state stays with them."""
+        return self.round_server.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.round_server.load_state_dict(state)
+
+
+def remote_run(
+    experiment: Experiment,
+    grid: Grid,
+    *,
+    data: FederatedData | None = None,
+    limits: RoundLimits | None = None,
+    roster: Roster | None = None,
+    folder: Path | None = None,
+) -> Run:
+    """An experiment whose clients are nodes of this grid: iterate over it for one RoundRecord a round.
+
+    data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
+    """
+    if data is not None and experiment.validation:
+        raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
+    setup = Setup(experiment, data)
+    server = setup.server(on_divergence="skip")
+    refuse_what_is_not_sent(server)
+    round_server = RoundServer(
+        setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,
+        limits=limits, roster=roster, folder=folder,
+    )  # fmt: skip
+    setup.look_ahead(server.rule.waits)
+    rounds = RemoteRounds(round_server, grid, setup.layout.shapes_by_name())
+    return Run(setup, rounds, server, setup.evaluator())
+
+
+def refuse_what_is_not_sent(server: Server) -> None:
+    """Refuse server rules that would have to send clients more than the model."""
+    if server.rule.gradients:
+        raise InputError(
+            "this server rule changes the clients' gradients with what the server keeps, which is not sent to "
+            "devices; choose another, such as sum or ht-varp."
+        )
+    if server.rule.starts:
+        raise InputError(
+            "this server rule starts each client from a model of its own, and over the network all are sent the same; "
+            "choose another, such as echo, or simulate it with '--engine local'."
+        )
+
+
+def stored_remote_rounds(
+    experiment: Experiment, grid: Grid, folder: Path, **settings: Any
+) -> Iterator[tuple[RoundRecord, Ledger]]:
+    """`remote_run` in a run folder, with a checkpoint after every round; killed and called again, it goes on there."""
+    made: list[Run] = []
+
+    def make(experiment: Experiment) -> Run:
+        made.append(remote_run(experiment, grid, folder=folder, **settings))
+        return made[0]
+
+    for record in stored_rounds(experiment, folder, checkpoint_s=0.0, make=make):
+        source = made[0].source
+        assert isinstance(source, RemoteRounds)
+        yield record, source.round_server.ledger

@@ -20,8 +20,9 @@ from everfed.report.notes import notes
 from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
-from everfed.run.config import flat, to_dict
-from everfed.run.experiment import Experiment
+from everfed.run.config import to_dict
+from everfed.run.experiment import Experiment, kind_of
+from everfed.run.live import KIND
 from everfed.stats import summarize
 from everfed.store.folder import StoredRun
 from everfed.studies.comparison import differences, incomparable
@@ -249,9 +250,10 @@ def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit) -> dict[str, An
 
 def _title(runs: Sequence[StoredRun]) -> str:
     first = runs[0].experiment
-    content = flat(to_dict(first))
-    kind = str(content["data.kind"])
-    return f"{kind[0].upper()}{kind[1:]}, {content['split.kind']} split, {len(first.make_fleet()):,} clients"
+    data = to_dict(first.data)
+    owned = data["kind"] == KIND  # by clients already, so that no split applies
+    name, split = str(data["name"] if owned else data["kind"]), "" if owned else f" {kind_of(first.split)} split,"
+    return f"{name[0].upper()}{name[1:]},{split} {len(first.make_fleet()):,} clients"
 
 
 def _headline(bodies: Sequence[dict[str, Any]], tested: str) -> str:

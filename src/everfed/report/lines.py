@@ -110,7 +110,18 @@ def _labels(groups: Sequence[tuple[str, ...]], firsts: Sequence[Experiment], key
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
     """Dotted keys in which some run differs from the first, method and seed included."""
     first = runs[0].experiment
-    return list(dict.fromkeys(key for run in runs[1:] for key in differences(first, run.experiment)))
+    keys = dict.fromkeys(key for run in runs[1:] for key in differences(first, run.experiment))
+    values = [flat(to_dict(by_content(run.experiment))) for run in runs]
+    return [key for key in keys if not _follows(key, values)]
+
+
+def _follows(key: str, runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a part's kind says all about this option of it: runs of one kind have it alike."""
+    part = key.rpartition(".")[0]
+    by_kind: dict[Any, set[str]] = {}
+    for values in runs:
+        by_kind.setdefault(values.get(f"{part}.kind"), set()).add(exactly(values[key]) if key in values else "absent")
+    return bool(part) and not key.endswith(".kind") and all(len(known) == 1 for known in by_kind.values())
 
 
 def _settings(experiment: Experiment, keys: Sequence[str], shown: Callable[[Any], str]) -> list[str]:

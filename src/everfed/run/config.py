@@ -380,8 +380,10 @@ def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys."""
+    """Nested tables as dotted keys; a live object is one value, its name with a mark of its content."""
     out: dict[str, Any] = {}
     for key, value in content.items():
+        if known := live.recall(value):
+            value = f"{known.name} #{known.fingerprint[:8]}"
         out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return out

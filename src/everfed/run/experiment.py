@@ -335,10 +335,14 @@ def _take_part(experiment: Experiment, name: str) -> None:
         taken: Any = tuple(
             lookup(GRADIENT_RULES, one, "gradient rule")() if isinstance(one, str) else one for one in value
         )
+    elif name in _PARTS and name != "model" and isinstance(value, type):
+        raise InputError(f"{name} is the class {value.__name__}; give a value of it, such as {value.__name__}().")
     elif name in _PARTS and isinstance(value, str):
         taken = lookup(registry.kinds(name), value, name.replace("_", " "))()
     elif name == "data" and isinstance(value, list | tuple):
         taken = from_arrays(value)
+    elif name in ("metrics", "plugins") and isinstance(value, list):
+        taken = tuple(value)
     elif isinstance(value, np.integer | np.floating):
         taken = value.item()
     elif name == "fleet" and not isinstance(value, Fleet | Live) and not hasattr(value, "build"):

@@ -39,7 +39,10 @@ class Live:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise NotHereError(
+        raise self.error()
+
+    def error(self) -> NotHereError:
+        return NotHereError(
             f"'{self.name}' was an object in the process that ran this experiment; its run folder names it but does "
             "not hold it. Call simulate with the object and the same folder, or register its class as a plugin."
         )
@@ -68,6 +71,17 @@ def objects(value: Any) -> dict[str, Any]:
 def restored(value: Any, known: Mapping[str, Any]) -> Any:
     """The same with the objects that are only named in it, as far as they are known."""
     return _walk(value, lambda part: known.get(part.fingerprint, part) if isinstance(part, Live) else part)
+
+
+def refuse_absent(experiment: Any) -> None:
+    """An experiment can only run if all its parts are there."""
+
+    def check(part: Any) -> Any:
+        if isinstance(part, Live):
+            raise part.error()
+        return part
+
+    _walk(experiment, check)
 
 
 def _walk(value: Any, change: Callable[[Any], Any]) -> Any:

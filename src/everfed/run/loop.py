@@ -46,25 +46,24 @@ class Run:
 
     def __iter__(self) -> Iterator[RoundRecord]:
         """Goes on where the run is: at its start, or where `load_state_dict` put it."""
-        server, experiment, every = self.server, self.experiment, self.experiment.evaluation_interval
+        server, experiment = self.server, self.experiment
+        every, bits = experiment.evaluation_interval, self.setup.fleet.message_bits
         for number in range(self.done, self.rounds):
             began = time.perf_counter()
-            step, results = self.source.next(number, server.params)  # plan
+            # Plan: who takes part, and the scale of each.
+            step, results = self.source.next(number, server.params)
             server.open(number, step.clients, step.scales)
-            for trained in results:  # train, as many participants at once as memory allows
-                bits = self.setup.fleet.message_bits
-                sent = compress_all(trained, experiment.compression, bits, number, experiment.seeds.batch)
-                server.add(sent)
-            update = server.aggregate()
-            moved = server.step(update)
+            # Train, as many participants at once as memory allows; compress; add up.
+            for trained in results:
+                server.add(compress_all(trained, experiment.compression, bits, number, experiment.seeds.batch))
+            # Step: the round's update moves the model.
+            moved = server.step(server.aggregate())
             self.done = number + 1
-            metrics = None
-            if self.done % every == 0 or self.done == self.rounds:
-                metrics = self.evaluate(server.params)
-            seconds = time.perf_counter() - began
+            due = self.done % every == 0 or self.done == self.rounds
+            metrics = self.evaluate(server.params) if due else None
             yield RoundRecord(
                 number, step.clients, step.scales, moved.weight, step.energy, moved.length, moved.train_loss,
-                metrics, seconds, moved.dropped,
+                metrics, time.perf_counter() - began, moved.dropped,
             )  # fmt: skip
 
     def state_dict(self) -> dict[str, Tensor]:

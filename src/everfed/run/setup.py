@@ -27,6 +27,7 @@ from everfed.learning.streamed import on_device
 from everfed.learning.task import Starts, Task, Trainer
 from everfed.random import Purpose, derive
 from everfed.run.experiment import Experiment
+from everfed.run.live import refuse_absent
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
 from everfed.server.aggregate import Setting
@@ -39,6 +40,7 @@ class Setup:
 
     def __init__(self, experiment: Experiment, data: FederatedData | OnDemand | None = None) -> None:
         """data: in place of the experiment's own."""
+        refuse_absent(experiment)
         self.experiment = experiment
         self.device = resolve_device(experiment.device)
         set_precision(experiment.precision, self.device)

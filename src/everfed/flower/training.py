@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +14,12 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError
-from everfed.flower.client import Samples
-from everfed.flower.messages import ARRAYS, METRICS, Ask, Vector, as_record
 from everfed.flower.node_state import Memory
+from everfed.flower.wire import ARRAYS, METRICS, Ask, Vector, as_record
 from everfed.run.experiment import Experiment
 from everfed.run.setup import Setup
 
+Samples = Callable[[int], tuple[Any, Any]]
 _KEPT = "trainer"
 _CHECKED = "checked"
 

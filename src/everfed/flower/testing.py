@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import psutil
 
-from everfed.flower.keys import make_certificates, make_key
+from everfed.flower.identity import make_certificates, make_key
 
 _CONNECTION = "fleet"
 _POLL_S = 0.5
@@ -33,17 +33,18 @@ _ASK_S = 30.0  # asking Flower takes a process and two seconds of it
 
 
 class LoopbackError(RuntimeError):
-    """A process did not do what it should; the message shows the end of its log."""
+    """A process failed or did not answer in time; the message shows the end of its log."""
 
 
 class Loopback:
-    """A SuperLink and its SuperNodes on 127.0.0.1, with TLS and node authentication unless `secure` is off.
+    """A SuperLink and its SuperNodes on 127.0.0.1, with TLS and node authentication.
 
     folder: keys, certificates, logs and each node's own folder are kept there.
     """
 
-    def __init__(self, folder: Path, clients: int, *, secure: bool = True) -> None:
-        self.folder, self.clients, self.secure = folder.resolve(), clients, secure
+    def __init__(self, folder: Path, clients: int) -> None:
+        self.folder, self.clients = folder.resolve(), clients
+        self.certificates = self.folder / "certificates"
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.bin = Path(sys.executable).parent
@@ -52,16 +53,15 @@ class Loopback:
         self.folder.mkdir(parents=True, exist_ok=True)
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        lines = [f"[superlink.{_CONNECTION}]", f'address = "127.0.0.1:{self.port}"']
-        if self.secure:
-            make_certificates(self.folder / "certificates", ["127.0.0.1", "localhost"])
-            lines.append(f'root-certificates = "{self.folder.as_posix()}/certificates/ca.crt"')
-            for client in range(self.clients):
-                if not self.key(client).exists():
-                    make_key(self.key(client))
-        else:
-            lines.append("insecure = true")
-        (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        make_certificates(self.certificates, ["127.0.0.1", "localhost"])
+        for client in range(self.clients):
+            if not self.key(client).exists():
+                make_key(self.key(client))
+        (home / "config.toml").write_text(
+            f'[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{self.certificates.as_posix()}/ca.crt"\n',
+            encoding="utf-8",
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,37 +75,27 @@ class Loopback:
     def key(self, client: int) -> Path:
         return self.keys / str(client)
 
-    def start(self, *, register: bool = True) -> None:
+    def start(self) -> None:
         """The server, then every client's node."""
         self.start_server()
-        if self.secure and register:
-            for client in range(self.clients):
-                self.register(client)
+        for client in range(self.clients):
+            self.register(client)
         for client in range(self.clients):
             self.start_node(client)
 
     def start_server(self) -> None:
-        options = ["--port", str(self.port), "--disable-runtime-dependency-installation"]
-        if self.secure:
-            made = self.folder / "certificates"
-            options += [
-                "--ssl-certfile", f"{made}/server.pem", "--ssl-keyfile", f"{made}/server.key",
-                "--ssl-ca-certfile", f"{made}/ca.crt", "--enable-supernode-auth",
-                "--database", f"{self.folder}/superlink.db",
-            ]  # fmt: skip
-        else:
-            options.append("--insecure")
+        made = self.certificates
+        options = [
+            "--port", str(self.port), "--disable-runtime-dependency-installation",
+            "--ssl-certfile", f"{made}/server.pem", "--ssl-keyfile", f"{made}/server.key",
+            "--ssl-ca-certfile", f"{made}/ca.crt", "--enable-supernode-auth",
+            "--database", f"{self.folder}/superlink.db",
+        ]  # fmt: skip
         self._start("superlink", ["flower-superlink", *options])
         self._await_port("superlink", self.port)
 
     def start_node(
-        self,
-        client: int,
-        *,
-        key: Path | None = None,
-        name: str | None = None,
-        insecure: bool | None = None,
-        **more: Any,
+        self, client: int, *, key: Path | None = None, name: str | None = None, insecure: bool = False, **more: Any
     ) -> str:
         """A client's node. key: another one than its own; insecure: plain HTTP; more: for its configuration.
 
@@ -115,10 +105,10 @@ class Loopback:
         config = {"client": client, "state-dir": str(self.folder / name / "state"), **more}
         options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())]
         options += ["--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())]
-        if insecure if insecure is not None else not self.secure:
+        if insecure:
             options.append("--insecure")
         else:
-            options += ["--root-certificates", f"{self.folder}/certificates/ca.crt"]
+            options += ["--root-certificates", f"{self.certificates}/ca.crt"]
             options += ["--auth-supernode-private-key", str(key or self.key(client))]
         self._start(name, ["flower-supernode", *options])
         return name

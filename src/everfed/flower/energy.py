@@ -1,0 +1,312 @@
+"""Where a client's energy comes from: the simulator's arrivals and battery, or a meter on the device.
+
+Either way the decision is the policy's own code, stepped for a fleet of one under the client's own
+number. With simulated energy it follows from the client, the public seed and the round alone, so a
+device that lost power arrives at the decisions of one that did not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from everfed.arrays import Bools
+from everfed.energy.battery import TOLERANCE, Books
+from everfed.energy.fleet import Fleet
+from everfed.errors import InputError
+from everfed.flower.node_state import Arrays, Memory
+from everfed.flower.wire import BOOKS, Ask
+from everfed.scheduling.plan import Schedule
+from everfed.scheduling.policies import Clients, Decision, Energy, Policy, View
+
+log = logging.getLogger("flwr.everfed")
+
+_J_PER_UWH = 3600e-6  # Linux counts batteries in microwatt-hours, or in microampere-hours and microvolts
+
+
+class Choice(NamedTuple):
+    """What a client decides for a round."""
+
+    join: bool
+    scale: float
+    planned: int  # participations so far, this round's included
+    energy: Books
+
+
+class EnergySource(Protocol):
+    """The shape of every source."""
+
+    def choose(self, policy: Policy, client: int, ask: Ask, memory: Memory) -> Choice:
+        """Whether this client takes part in the round that the server asks about."""
+        ...
+
+
+def own_schedule(fleet: Fleet, policy: Policy, seed: int, client: int, granted: Set[int] = frozenset()) -> Schedule:
+    """One client's own schedule: the simulator's, for a fleet of one.
+
+    granted: the rounds in which the server let the client take part, where that is the server's decision.
+    """
+    if not 0 <= client < len(fleet):
+        raise InputError(f"this node is client {client}, but the fleet has clients 0 to {len(fleet) - 1}.")
+    alone = np.array([client])
+    own = cast(Policy, _Granted(policy, granted)) if policy.coordinated else policy
+    schedule = Schedule(fleet.part(alone), own, seed)
+    # Its number and its rank are those it has in the whole fleet.
+    schedule.clients = Clients.of(fleet, seed).part(alone)
+    schedule.state = policy.init(schedule.clients)
+    return schedule
+
+
+class _Granted:
+    """A policy whose clients take part in the rounds that the server granted."""
+
+    def __init__(self, policy: Policy, rounds: Set[int]) -> None:
+        self.policy, self.rounds, self.granted = policy, rounds, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def step(self, state: Any, view: View) -> Decision:
+        self.granted = view.round in self.rounds
+        return self.policy.step(state, view)
+
+    def grant(self, wishes: Bools) -> Bools:
+        return wishes & self.granted
+
+
+def own_plan(fleet: Fleet, policy: Policy, seed: int, client: int, rounds: int) -> Arrays:
+    """All rounds of one client as arrays over the rounds: whether it joins, its scale, its energy's books."""
+    schedule = own_schedule(fleet, policy, seed, client)
+    join, scale, books = np.zeros(rounds, np.bool_), np.zeros(rounds), np.zeros((rounds, len(BOOKS)))
+    for round in range(rounds):
+        joins, scales = schedule.step(round)
+        join[round], scale[round] = joins[0], scales[0]
+        kept = schedule.battery.books().to_dict()
+        books[round] = [kept[name] for name in BOOKS]
+    return {"join": join, "scale": scale, "books": books}
+
+
+def planned_choice(plan: Arrays, round: int) -> Choice:
+    """A round of `own_plan`."""
+    books = {name: kind(value) for (name, kind), value in zip(BOOKS.items(), plan["books"][round], strict=True)}
+    planned = int(np.count_nonzero(plan["join"][: round + 1]))
+    return Choice(bool(plan["join"][round]), float(plan["scale"][round]), planned, Books(**books))
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Arrivals and battery as in a simulation of this fleet under this seed.
+
+    Nothing is stored: every answer steps the client's own rounds from the first, which takes some
+    20 microseconds each.
+    """
+
+    fleet: Fleet
+    seed: int = 0
+
+    def choose(self, policy: Policy, client: int, ask: Ask, memory: Memory) -> Choice:
+        granted = ask.granted_to(client)
+        schedule = own_schedule(self.fleet, policy, self.seed, client, granted)
+        planned = sum(bool(schedule.step(r)[0][0]) for r in range(ask.round))
+        schedule.arrive(ask.round)
+        if policy.coordinated and ask.round not in granted:  # a wish, for which nothing is paid yet
+            forecast = schedule.outlook.at(ask.round) if schedule.outlook else None
+            view = View(ask.round, schedule.battery.affords(), schedule.battery.level, forecast)
+            joins, scales, _ = policy.step(schedule.state, view)
+        else:
+            joins, scales = schedule.decide(ask.round)
+            planned += bool(joins[0])
+        return Choice(bool(joins[0]), float(scales[0]), planned, schedule.battery.books())
+
+
+class MeterError(RuntimeError):
+    """The energy cannot be read now; the client then skips the round."""
+
+
+class Meter(Protocol):
+    """The shape of every meter."""
+
+    def rounds(self) -> float:
+        """Rounds of training that the energy at hand pays for; MeterError if that cannot be known."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Energy that is really there, read off a meter when the server asks.
+
+    cycle: rounds that the device needs to harvest one round's energy, for policies that wait or weigh by
+    it; offset: its first round. capacity: of the battery, in rounds of training. What the client said in
+    a round is remembered until the next, so that a second question gets the same answer, unless the
+    energy has gone meanwhile.
+    """
+
+    meter: Meter
+    cycle: int = 1
+    offset: int = 0
+    seed: int = 0
+    capacity: float = 1.0
+
+    def choose(self, policy: Policy, client: int, ask: Ask, memory: Memory) -> Choice:
+        try:
+            level = max(self.meter.rounds(), 0.0)
+        except MeterError as error:
+            log.warning("client %d cannot read its energy and skips the round: %s", client, error)
+            level = 0.0
+        affords = level >= 1.0 - TOLERANCE
+        kept = memory.load("decision") or {}
+        spent = int(kept.get("planned", 0))
+        if kept and int(kept["round"]) == ask.round:
+            join = bool(kept["join"]) and (affords or policy.energy is Energy.UNLIMITED)
+            return Choice(join, float(kept["scale"]), spent, self._books(spent, level))
+        join, scale, state = self._step(policy, client, ask.round, level, kept)
+        spent += join
+        told = {"round": ask.round, "join": join, "scale": scale, "planned": spent}
+        learnt = {f"policy.{k}": v for k, v in state.items() if policy.learns and isinstance(v, np.ndarray)}
+        memory.save("decision", {**{k: np.array(v) for k, v in told.items()}, **learnt})
+        return Choice(join, scale, spent, self._books(spent, level))
+
+    def _step(self, policy: Policy, client: int, round: int, level: float, kept: Any) -> tuple[bool, float, Any]:
+        one = Clients(
+            np.array([client]), np.array([self.cycle]), np.array([self.offset]), self.seed, np.array([self.capacity])
+        )
+        state = policy.init(one, round)
+        if policy.learns and kept:
+            state |= {k.removeprefix("policy."): v for k, v in kept.items() if k.startswith("policy.")}
+            for missed in range(int(kept["round"]) + 1, round):  # rounds that passed while the device was away
+                state = policy.step(state, View(missed, np.array([False]), np.array([0.0]))).state
+        view = View(round, np.array([level >= 1.0 - TOLERANCE]), np.array([level]))
+        decision = policy.step(state, view)
+        return bool(decision.join[0]), float(decision.scale[0]), decision.state
+
+    @staticmethod
+    def _books(spent: int, level: float) -> Books:
+        """What can be known from the outside: what was spent and what is there must have come from somewhere."""
+        return Books(harvested=spent + level, spent=float(spent), stored=level)
+
+
+@dataclass(frozen=True)
+class PowerSupply:
+    """A battery of Linux, below /sys/class/power_supply.
+
+    cost_j: joules of one round. reserve: the part of a full battery that is never used for training.
+    name: the battery's folder; empty takes the first there is. A battery that tells its energy in per
+    cent alone needs full_j, its joules when full.
+    """
+
+    cost_j: float
+    reserve: float = 0.2
+    name: str = ""
+    full_j: float = 0.0
+    root: str = "/sys/class/power_supply"
+
+    def __post_init__(self) -> None:
+        _check_cost("cost_j", self.cost_j)
+        if not 0.0 <= self.reserve < 1.0:
+            raise InputError(f"reserve is {self.reserve}; it must be from 0 to below 1, a part of the battery.")
+
+    def rounds(self) -> float:
+        now, full = self._joules(self._folder())
+        return (now - self.reserve * full) / self.cost_j
+
+    def _folder(self) -> Path:
+        root = Path(self.root)
+        every = (path for path in sorted(root.glob("*")) if _text(path / "type") == "Battery")
+        batteries = [root / self.name] if self.name else list(every)
+        if not batteries or not batteries[0].is_dir():
+            raise MeterError(f"there is no battery '{self.name or '*'}' in {root}")
+        return batteries[0]
+
+    def _joules(self, folder: Path) -> tuple[float, float]:
+        """(now, when full)."""
+        now, full = _number(folder / "energy_now"), _number(folder / "energy_full")
+        if now is not None and full is not None:
+            return now * _J_PER_UWH, full * _J_PER_UWH
+        now, full = _number(folder / "charge_now"), _number(folder / "charge_full")
+        volts = _number(folder / "voltage_now")
+        if now is not None and full is not None and volts is not None:
+            volts *= 1e-6
+            return now * volts * _J_PER_UWH, full * volts * _J_PER_UWH
+        part = _number(folder / "capacity")
+        if part is not None and self.full_j > 0.0:
+            return part / 100.0 * self.full_j, self.full_j
+        raise MeterError(f"the battery {folder.name} tells neither energy nor charge; give full_j to use its per cent")
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A file that holds one number, written by whatever measures: joules or per cent, in the unit of `cost`."""
+
+    path: str
+    cost: float  # of one round
+    reserve: float = 0.0  # never used for training
+
+    def __post_init__(self) -> None:
+        _check_cost("cost", self.cost)
+
+    def rounds(self) -> float:
+        value = _number(Path(self.path))
+        if value is None:
+            raise MeterError(f"the file '{self.path}' does not hold a number")
+        return (value - self.reserve) / self.cost
+
+
+@dataclass(frozen=True)
+class FromCommand:
+    """A command that prints one number: joules or per cent, in the unit of `cost`."""
+
+    command: tuple[str, ...]
+    cost: float
+    reserve: float = 0.0
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check_cost("cost", self.cost)
+        if not isinstance(self.command, tuple) or not self.command:
+            raise InputError(f"command is {self.command!r}; give its words, such as ('cat', '/run/joules').")
+
+    def rounds(self) -> float:
+        try:
+            done = subprocess.run(
+                self.command, capture_output=True, encoding="utf-8", errors="replace", check=True,
+                timeout=self.timeout_s,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            raise MeterError(f"the command '{' '.join(self.command)}' failed: {error}") from None
+        value = _parsed(done.stdout)
+        if value is None:
+            shown = done.stdout.strip()[:40]
+            raise MeterError(f"the command '{' '.join(self.command)}' printed {shown!r}, not a number")
+        return (value - self.reserve) / self.cost
+
+
+def _check_cost(name: str, value: float) -> None:
+    if not (value > 0.0 and math.isfinite(value)):
+        raise InputError(f"{name} is {value}; the energy of a round must be a positive number.")
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _number(path: Path) -> float | None:
+    return _parsed(_text(path) or "")
+
+
+def _parsed(text: str) -> float | None:
+    """A finite number, with or without a per cent sign or a J after it."""
+    try:
+        value = float(text.strip().removesuffix("%").removesuffix("J").strip())
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,254 @@
+"""What travels between the server and its clients: the records of a message, how it is sent, how replies are checked.
+
+A question is a record `everfed` beside whatever else a message holds; so is its answer. A model travels
+as Flower's own apps send it: `arrays` by parameter name, `metrics` on the way back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from everfed.arrays import Floats
+from everfed.energy.battery import Books
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+RECORD = "everfed"
+QUERY = "query.everfed"  # "will you train in round r?"
+TRAIN = "train"
+ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+
+Vector = npt.NDArray[np.float32]
+Shapes = Mapping[str, tuple[int, ...]]  # of the model's parameters, in the flat vector's order
+BOOKS: dict[str, Any] = {part.name: type(part.default) for part in fields(Books)}  # the type of each number
+
+POLL_S = 1.0  # between two looks for one reply
+_EACH_S = 0.02  # and at least this much for every reply that is awaited: looking is work for the server too
+_MOST_WORKERS = 16
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The server's question."""
+
+    round: int
+    back_to: int = 0  # the earliest round that a restarted server may ask for again
+    # Where a server decides who trains: the rounds in which it let a client. A node that the server does
+    # not know yet is told everybody's, and finds its own.
+    granted: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    def granted_to(self, client: int) -> frozenset[int]:
+        return self.granted.get(client, frozenset())
+
+    def to_record(self) -> ConfigRecord:
+        content: dict[str, Any] = {"round": self.round, "back-to": self.back_to}
+        pairs = [(client, r) for client, rounds in self.granted.items() for r in sorted(rounds)]
+        if pairs:
+            content |= {"granted-clients": [c for c, _ in pairs], "granted-rounds": [r for _, r in pairs]}
+        return ConfigRecord(content)
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Ask | None:
+        """The question in a message, or None if it holds none."""
+        record = content.get(RECORD)
+        if not isinstance(record, ConfigRecord):
+            return None
+        granted: dict[int, frozenset[int]] = {}
+        clients: Any = record.get("granted-clients", [])
+        rounds: Any = record.get("granted-rounds", [])
+        for client, r in zip(clients, rounds, strict=True):
+            granted[client] = granted.get(client, frozenset()) | {r}
+        return cls(_whole(record, "round"), _whole(record, "back-to"), granted)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer: who it is, whether it takes part in the round, and its energy so far."""
+
+    client: int
+    round: int
+    join: bool
+    scale: float
+    planned: int  # participations up to and including this round, by the client's own schedule
+    energy: Books
+
+    def to_record(self) -> ConfigRecord:
+        said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned")}
+        books = {f"energy.{name}": kind(getattr(self.energy, name)) for name, kind in BOOKS.items()}
+        return ConfigRecord({**said, **books})
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Answer:
+        """The answer in a reply. Raises ValueError for anything that is not one."""
+        record = content.get(RECORD)
+        if not isinstance(record, ConfigRecord):
+            raise ValueError(f"the reply holds no record '{RECORD}'")
+        join, scale = record.get("join"), record.get("scale")
+        if not isinstance(join, bool) or not isinstance(scale, float):
+            raise ValueError("the reply does not say whether it joins, and with which scale")
+        books = {name: _number(record, f"energy.{name}", kind) for name, kind in BOOKS.items()}
+        client, round, planned = (_whole(record, key) for key in ("client", "round", "planned"))
+        return cls(client, round, join, scale, planned, Books(**books))
+
+
+def as_record(model: Vector, shapes: Shapes) -> ArrayRecord:
+    """A flat vector as Flower's arrays by name."""
+    parts, at = {}, 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        parts[name] = Array(model[at : at + size].reshape(shape))
+        at += size
+    return ArrayRecord(parts)
+
+
+def _whole(record: ConfigRecord, key: str) -> int:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"'{key}' of the message is {value!r}; it must be a whole number")
+    return value
+
+
+def _number(record: ConfigRecord, key: str, kind: type[Any]) -> Any:
+    value = record.get(key, kind())
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"'{key}' of the reply is {value!r}; it must be a number")
+    return kind(value)
+
+
+def send_and_collect(grid: Grid, messages: Sequence[Message], deadline_s: float) -> dict[int, Message]:
+    """Send, and collect the replies that come in time, by the node that was written to.
+
+    A node that is killed while it sends leaves half a reply, and Flower's pull waits minutes for the other
+    half. So replies are fetched by threads that can be left behind when time is up.
+    """
+    until = time.monotonic() + deadline_s
+    if not messages:
+        return {}
+    nodes = [m.metadata.dst_node_id for m in messages]
+    pending = {i: node for i, node in zip(grid.push_messages(list(messages)), nodes, strict=True) if i}
+    numbers = list(pending)
+    arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    over = threading.Event()
+    workers = min(len(numbers), _MOST_WORKERS)
+    for first in range(workers):
+        own = set(numbers[first::workers])
+        pause = max(POLL_S, _EACH_S * len(numbers))
+        threading.Thread(target=_fetch, args=(grid, own, pause, arrived, over), daemon=True).start()
+    replies: dict[int, Message] = {}
+    while pending and (left := until - time.monotonic()) > 0:
+        try:
+            reply = arrived.get(timeout=left)
+        except queue.Empty:
+            break
+        node = pending.pop(reply.metadata.reply_to_message_id, None)
+        if node is not None:
+            replies[node] = reply
+    over.set()
+    return replies
+
+
+def _fetch(
+    grid: Grid, numbers: set[str], pause_s: float, arrived: queue.SimpleQueue[Message], over: threading.Event
+) -> None:
+    """Look for these replies until all are there or the phase is over.
+
+    One by one: a pull of several that gets stuck on one would keep those it had already taken.
+    """
+    while numbers:
+        for number in sorted(numbers):
+            if over.is_set():
+                return
+            with contextlib.suppress(Exception):  # the network may fail for a moment; the deadline decides
+                for reply in grid.pull_messages([number]):
+                    numbers.discard(number)
+                    arrived.put(reply)
+        over.wait(pause_s)
+
+
+def failure(reply: Message) -> str | None:
+    """Why there is no reply; None if there is one. Flower reports a crashed or unreachable client as an error."""
+    if not reply.has_error():
+        return None
+    reasons = {2: "its app raised an error", 5: "it was unreachable", 8: "its process was killed"}
+    return reasons.get(reply.error.code, f"Flower's error {reply.error.code}")
+
+
+class RefusedError(ValueError):
+    """A reply that must not reach the model; the message says why, after the client's name."""
+
+
+class Update(NamedTuple):
+    """A trained client's reply that passed the checks."""
+
+    client: int
+    scale: float
+    delta: Vector  # flat: local parameters minus the server's
+    loss: float
+
+
+def check_answer(answer: Answer, round: int, most: Floats) -> None:
+    """most: the largest scale of each client."""
+    if answer.round != round:
+        raise RefusedError(f"the answer is for round {answer.round}, and the question was for round {round}")
+    if not 0 <= answer.client < len(most):
+        raise RefusedError(f"there is no client {answer.client} in this fleet")
+    if not (math.isfinite(answer.scale) and answer.scale >= 0.0):
+        raise RefusedError(f"its scale is {answer.scale}, not a number of at least 0")
+    if answer.scale > most[answer.client] * (1.0 + 1e-9):
+        raise RefusedError(f"its scale is {answer.scale:g}, above its limit of {most[answer.client]:g}")
+
+
+def read_update(content: RecordDict, answer: Answer, shapes: Shapes, sent: Vector, max_norm: float) -> Update:
+    """The update in a reply, or RefusedError. max_norm: its largest length; 0: any finite one."""
+    arrays = content.get(ARRAYS)
+    if not isinstance(arrays, ArrayRecord):
+        raise RefusedError("the reply holds no model")
+    if set(arrays) != set(shapes):
+        odd = sorted(set(arrays) ^ set(shapes))
+        raise RefusedError(f"the reply's parameters are not the model's ('{odd[0]}')")
+    flat = np.concatenate([_values(name, arrays[name], shape) for name, shape in shapes.items()])
+    if not np.isfinite(flat).all():
+        raise RefusedError("its parameters are not finite")
+    delta = flat - sent
+    length = float(np.linalg.norm(delta.astype(np.float64)))
+    if not math.isfinite(length):
+        raise RefusedError("its update is not finite")
+    if max_norm and length > max_norm:
+        raise RefusedError(f"its update has length {length:.3g}, above the bound of {max_norm:g} (max_norm)")
+    return Update(answer.client, answer.scale, delta, _loss(content))
+
+
+def _values(name: str, array: Array, shape: tuple[int, ...]) -> Vector:
+    # What the header says first, before anything is unpacked; then what was really in it.
+    if array.dtype != "float32" or tuple(array.shape) != shape:
+        raise RefusedError(
+            f"'{name}' is {array.dtype} of shape {tuple(array.shape)}; the model's is float32 of shape {shape}"
+        )
+    try:
+        values = array.numpy()
+    except Exception as error:  # whatever a hostile payload makes the decoder raise
+        raise RefusedError(f"'{name}' cannot be read ({type(error).__name__})") from None
+    if values.dtype != np.float32 or values.shape != shape:
+        raise RefusedError(f"'{name}' holds {values.dtype} of shape {values.shape}, not what its header says")
+    return values.reshape(-1)
+
+
+def _loss(content: RecordDict) -> float:
+    """The mean loss that the client reports, for the records only; 0 if it reports none."""
+    metrics = content.get(METRICS)
+    value = metrics.get("train_loss", 0.0) if isinstance(metrics, MetricRecord) else 0.0
+    if isinstance(value, list) or not math.isfinite(value):
+        raise RefusedError(f"its loss is {value}, not a finite number")
+    return float(value)
