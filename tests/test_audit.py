@@ -37,8 +37,9 @@ from everfed.energy.changing import Changing
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.laws import Law, is_deterministic, law_of
-from everfed.scheduling.plan import Schedule, participations
+from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy
+from plans import participations
 
 # By import_module: in the package's namespace, the function of the same name hides the module.
 audit_module = importlib.import_module("everfed.auditing.audit")

@@ -26,8 +26,9 @@ from everfed import (
     random,
 )
 from everfed.scheduling.laws import law_of
-from everfed.scheduling.plan import Schedule, participations
+from everfed.scheduling.plan import Schedule
 from everfed.testbed.steady import window_bias, window_mse, window_variance
+from plans import participations
 
 PAPER = Fleet.from_cycles([1, 5, 10, 20] * 10)
 SHARE = 1 / 40

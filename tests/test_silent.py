@@ -22,8 +22,9 @@ from everfed.report.data import page_data
 from everfed.report.notes import silence, silences
 from everfed.run.experiment import CycleFleet, Experiment
 from everfed.scheduling import silent
-from everfed.scheduling.plan import Schedule, participations
+from everfed.scheduling.plan import Schedule
 from everfed.scheduling.table import POLICIES
+from plans import participations
 
 THIRSTY = Storage(standby=0.2)
 

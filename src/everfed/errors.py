@@ -59,6 +59,11 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none, unless a plugin brings one'}."
 
 
+def counted(number: int, what: str) -> str:
+    """'1 seed', '5 seeds'."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def some(items: Iterable[object], limit: int = 5) -> str:
     """'3, 7, 9 and 12 more': a long list of culprits, short enough for one sentence."""
     everything = list(items)

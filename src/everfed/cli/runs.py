@@ -10,7 +10,7 @@ import typer
 from everfed import presets
 from everfed.cli import options as o
 from everfed.cli.screen import Debug, Screen, TextScreen, table
-from everfed.errors import InputError
+from everfed.errors import InputError, counted
 from everfed.report.distinct import distinct
 from everfed.report.figure import figure
 from everfed.report.lines import lines
@@ -47,7 +47,7 @@ def runs(
         return
     rows = [*map(_headline, found), *map(_headline, unreadable)]
     columns = ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent")
-    out = table(f"{len(rows)} run{'s' * (len(rows) != 1)}", columns, left=columns[:2])
+    out = table(counted(len(rows), "run"), columns, left=columns[:2])
     for line in rows:
         out.add_row(
             line["run"],

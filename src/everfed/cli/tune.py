@@ -12,6 +12,7 @@ from rich.table import Table
 from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, Stop, many_runs
+from everfed.errors import counted
 from everfed.report.lines import show
 from everfed.store import StoredRun
 from everfed.studies import sweep
@@ -108,8 +109,7 @@ def carried_out(
 
 def trial_table(found: Tuned) -> Table:
     """One row a method and, for one key, one column a value; the chosen one is marked."""
-    seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
-    title = f"validation accuracy %, mean over {seeds}"
+    title = f"validation accuracy %, mean over {counted(len(found.seeds), 'seed')}"
     out = Table(title=title, title_justify="left", caption_justify="left")
     out.caption = f"*: chosen; {found.runs_per_method} runs of each method; diverged: under at least one seed"
     out.add_column("method")

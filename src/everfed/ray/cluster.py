@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from everfed.errors import ClusterError, InputError, MissingExtraError, first_line
+from everfed.errors import ClusterError, InputError, MissingExtraError, counted, first_line
 from everfed.machine import cores
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
@@ -46,7 +46,7 @@ class Cluster:
         if not self.gpus:
             raise InputError(
                 f"the device '{device}' was asked for, but the cluster has no GPU "
-                f"({_count(self.nodes, 'node')}, {_count(self.cpus, 'CPU')}); add a node that has one "
+                f"({counted(self.nodes, 'node')}, {counted(self.cpus, 'CPU')}); add a node that has one "
                 "(ray start --num-gpus), or use device 'cpu' or 'auto'."
             )
         return True
@@ -160,7 +160,3 @@ def end(actor: Any) -> None:
     """Make sure that an actor is no more, dead already or not."""
     with contextlib.suppress(Exception):
         ray.kill(actor)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, warn
+from everfed.errors import InputError, counted, warn
 from everfed.learning.evaluate import Metrics
 from everfed.report.distinct import distinct
 from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, fleet_key, lines
@@ -299,7 +299,7 @@ def _reached(body: dict[str, Any], first: bool) -> str:
 def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
     seeds = {run.experiment.seed for run in runs}
     methods = {line.method for line in drawn}
-    parts = [_count(len(runs), "run"), _count(len(methods), "method"), _count(len(seeds), "seed")]
+    parts = [counted(len(runs), "run"), counted(len(methods), "method"), counted(len(seeds), "seed")]
     states = Counter(run.state for run in runs)
     words = ", ".join(parts)
     if set(states) == {"done"}:
@@ -309,8 +309,4 @@ def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
     if any(run.state != "done" for line in drawn for run in line.runs):
         words += " Where no run of a method is done, runs count with their last evaluation."
     empty = sum(not run.rounds for run in runs)
-    return words + (f" {_count(empty, 'run')} without a finished round left out." if empty else "")
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' if n != 1 else ''}"
+    return words + (f" {counted(empty, 'run')} without a finished round left out." if empty else "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from everfed.arrays import Floats, Ints
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError
+from everfed.errors import InputError, counted
 from everfed.learning.evaluate import Metrics
 from everfed.methods import METHODS
 from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
@@ -176,8 +176,7 @@ def evaluated_on(runs: Sequence[StoredRun]) -> str:
 
 def seeds_said(runs: Sequence[StoredRun]) -> str:
     """'5 seeds'."""
-    count = len({run.experiment.seed for run in runs})
-    return f"{count} seed{'s' * (count != 1)}"
+    return counted(len({run.experiment.seed for run in runs}), "seed")
 
 
 def evaluations(run: StoredRun) -> list[tuple[RoundRecord, Metrics]]:

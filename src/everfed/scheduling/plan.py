@@ -118,11 +118,3 @@ def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
     if strict:
         raise InputError(message + " Choose a multiple of every cycle, or leave strict_horizon off.")
     warn(message, 2)
-
-
-def participations(steps: Iterator[PlanStep], clients: int) -> Ints:
-    """How often each client takes part in a plan."""
-    counts = np.zeros(clients, np.int64)
-    for step in steps:
-        counts[step.clients] += 1
-    return counts

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from everfed.checks import check_count, check_within
-from everfed.errors import InputError
+from everfed.errors import InputError, counted
 from everfed.methods import METHODS
 from everfed.registry import lookup
 from everfed.run import config
@@ -171,7 +171,7 @@ def tune(
             if value is None:
                 reason = "it cannot be extended geometrically"
             elif steps[key, side] >= extend:
-                reason = f"it was extended by {extend} step{'s' * (extend != 1)} already"
+                reason = f"it was extended by {counted(extend, 'step')} already"
             elif budget and _size({**wider, key: [*wider[key], value]}) * len(seeds) > budget:
                 reason = f"the budget of {budget} runs for each method is used up"
             else:
