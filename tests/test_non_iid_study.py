@@ -156,7 +156,7 @@ def test_watching_adds_to_the_records_and_changes_nothing_else(non_iid, watched,
         assert own["rare"] == list(spaced.final.group_accuracy.values())[-1]
     found = json.loads(json.dumps(study.record(run, closely), allow_nan=False))
     assert found["last"] == pytest.approx(spaced.final.accuracy, abs=1e-6)
-    assert found["close"]["groups"] == ["E=1", "E=20"]
+    assert found["close"]["groups"] == ["E=1", "E=10"]
 
 
 def test_cut_off_between_evaluations_a_watched_run_goes_on_as_if_it_never_was(non_iid, tmp_path):
@@ -197,18 +197,7 @@ def test_a_study_goes_on_where_it_was_and_ends_with_its_tables(non_iid, told, tm
 def test_the_json_has_every_run_without_the_close_look(non_iid, tmp_path, monkeypatch, capsys):
     results, out = tmp_path / "runs", tmp_path / "short.json"
     options = ["--preset", "digits-quick", "--device", "cpu", "--precision", "float32", "--rounds", "20"]
-    options += [
-        "--seeds",
-        "1",
-        "--splits",
-        "by-energy 1",
-        "--rates",
-        "0.2",
-        "--adam-rates",
-        "0.001",
-        "--held-out",
-        "300",
-    ]
+    options += ["--seeds", "1", "--splits", "by-energy 1", "--adam-rates", "0.001", "--held-out", "300"]
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words, "--results", str(results), *options])
