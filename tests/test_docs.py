@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_architecture import HEIGHT
 
 from everfed import METHODS, SERVER_RULES
+from test_architecture import HEIGHT
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

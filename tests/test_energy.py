@@ -123,7 +123,7 @@ class TestEveryRandomProcess:
         amounts = self.amounts(process)
         assert set(np.unique(amounts)) <= {0.0, 1.0}
         rates = amounts.mean(axis=0).reshape(-1, len(self.CYCLES)).mean(axis=0)
-        # 100,000 rounds a cycle; Markov's spells of 4 rounds leave the fewest independent ones.
+        # 100,000 rounds per cycle; Markov's spells of 4 rounds leave the fewest independent ones.
         np.testing.assert_allclose(rates, 1.0 / np.array(self.CYCLES), rtol=0.06)
 
     def test_every_round_has_the_stated_chance(self, process):

@@ -164,7 +164,7 @@ def test_runs_are_grouped_by_method_and_by_settings_that_differ():
         "Algorithm 1 · client.lr=0.01": 2,
         "Benchmark 1 (greedy) · client.lr=0.1": 1,
     }
-    # One line a method: rates tuned for each are no part of the names.
+    # One line per method: rates tuned for each are no part of the names.
     assert [line.label for line in lines([found[0], found[1], found[-1]])] == ["Algorithm 1", "Benchmark 1 (greedy)"]
     apart = [found[2], found[3], found[-1]]
     assert [line.label for line in lines(apart)] == ["Algorithm 1", "Benchmark 1 (greedy)"]

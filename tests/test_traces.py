@@ -328,8 +328,8 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("table", "clients", "said"),
         [
-            ([1.0], [(0, 1.0, 0)], ["a row of rounds a site", "rows of ()"]),
-            ([[]], [(0, 1.0, 0)], ["a row of rounds a site", "rows of (0,)"]),
+            ([1.0], [(0, 1.0, 0)], ["a row of rounds per site", "rows of ()"]),
+            ([[]], [(0, 1.0, 0)], ["a row of rounds per site", "rows of (0,)"]),
             ([[1.0], [-1.0]], [(0, 1.0, 0)], ["energy of site 1", ">= 0"]),
             ([[math.nan]], [(0, 1.0, 0)], ["energy of site 0"]),
             ([[1.0]], [(0, 1.0, 0), (1, 1.0, 0)], ["site of client 1", "0 to 0"]),

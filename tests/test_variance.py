@@ -103,7 +103,7 @@ def test_devices_of_one_cycle_need_what_their_own_supply_lacks():
     def fleet_of(*panels):
         return DeviceFleet(tuple(DeviceGroup(**alike, name=f"{wp}", panel_wp=wp) for wp in panels)).build(5)
 
-    per_wp = float(fleet_of(0.5).arrivals.mean[0] * 0.9 / 0.5)  # units a round that arrive, a watt-peak
+    per_wp = float(fleet_of(0.5).arrivals.mean[0] * 0.9 / 0.5)  # units per round that arrive, a watt-peak
     far, near = 1.001 / 11 / per_wp, 0.995 / 10 / per_wp
     fleet = fleet_of(far, near)
     assert fleet.cycles().tolist() == [11, 11]

@@ -156,8 +156,8 @@ def _experiment(
     if isinstance(model, Experiment):
         if data is not None or fleet is not None or method is not None or settings:
             raise InputError(
-                "an Experiment holds its data, fleet, method and settings; change it with dataclasses.replace, or its "
-                "method with with_method."
+                "an Experiment holds its data, fleet, method and settings; change it with dataclasses.replace or "
+                "with_method."
             )
         return model
     if data is None or fleet is None:

@@ -64,8 +64,8 @@ def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> 
         raise _refused("method", what, "it must be a name such as 'algorithm1', a Method or a policy such as Greedy().")
     if server is not None and server != method.server:
         raise InputError(
-            f"the server rule is {server}, and the method '{method.title}' has its own, {method.server}; leave one "
-            f"out, or give the policy alone: {method.policy}."
+            f"the server rule is {server}, but the method '{method.title}' has its own, {method.server}; give one of "
+            f"them, or only the policy: {method.policy}."
         )
     return method
 
@@ -73,9 +73,9 @@ def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> 
 def _refused(kind: str, what: Any, right: str) -> InputError:
     """right: what would be, where nothing better can be said of this."""
     if isinstance(what, type) and issubclass(what, Policy):
-        right = f"that is a class: give a policy, such as {what.__name__}()."
+        right = f"that is a class; give an instance, such as {what.__name__}()."
     elif hasattr(what, "step"):
-        right = "it has a step, but is no policy: derive its class from everfed.Policy."
+        right = "it has a step but is not a policy: derive its class from everfed.Policy."
     return InputError(f"the {kind} is {what!r}; {right}")
 
 
@@ -88,8 +88,8 @@ METHODS: dict[str, Method] = {
         UniformWindow(), Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"
     ),
     "greedy": Method(Greedy(), Sum(), "Benchmark 1 (greedy)", "train as soon as there is energy"),
-    "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when everybody has energy"),
-    "fedavg": Method(Always(), Sum(), "FedAvg (unlimited energy)", "everybody in every round: the upper bound"),
+    "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when every client has energy"),
+    "fedavg": Method(Always(), Sum(), "FedAvg (unlimited energy)", "every client in every round: the upper bound"),
     "greedy-normalized": Method(
         Greedy(), Normalized(), "greedy, normalized", "ablation: greedy, averaged over the participants"
     ),
@@ -106,7 +106,7 @@ METHODS: dict[str, Method] = {
         KnownArrivals(), Sum(), "known arrivals", "a random round up to the next arrival, scaled by the gap"
     ),
     "lattice": Method(
-        Lattice(), Sum(), "lattice", "Algorithm 1 with clients of one cycle spread evenly over it: less variance"
+        Lattice(), Sum(), "lattice", "Algorithm 1 with clients of equal cycle spread evenly: less variance"
     ),
     "fixed-phase": Method(
         Lattice(redraw=False),
@@ -115,7 +115,7 @@ METHODS: dict[str, Method] = {
         "the lattice drawn once: every client every E rounds",
     ),
     "ht-varp": Method(
-        UniformWindow(), Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"
+        UniformWindow(), Varp(), "HT-VARP", "Algorithm 1, corrected by the last updates of absent clients"
     ),
     "fedvarp": Method(
         UniformWindow(scaled=False),
@@ -124,16 +124,22 @@ METHODS: dict[str, Method] = {
         "as published: the participants' mean, corrected by last updates",
     ),
     "last-updates": Method(
-        UniformWindow(scaled=False), LastUpdates(), "last updates", "everybody's last update in every round"
+        UniformWindow(scaled=False), LastUpdates(), "last updates", "the last update of every client in every round"
     ),
     "mifa": Method(
-        UniformWindow(scaled=False), Mifa(), "MIFA", "as published: everybody's last gradients, at the current rate"
+        UniformWindow(scaled=False),
+        Mifa(),
+        "MIFA",
+        "as published: the last gradient of every client, at the current rate",
     ),
     "fedau": Method(
-        UniformWindow(scaled=False), FedAU(), "FedAU", "random timing, weighed by the server from who took part when"
+        UniformWindow(scaled=False), FedAU(), "FedAU", "random timing, weighted by the server from past participation"
     ),
     "echo": Method(
-        UniformWindow(scaled=False), Echo(), "echo", "random timing, weighed by the rounds since the last time"
+        UniformWindow(scaled=False),
+        Echo(),
+        "echo",
+        "random timing, weighted by the rounds since the last participation",
     ),
     "fedawe": Method(
         UniformWindow(scaled=False), FedAWE(), "FedAWE", "as published: as echo, each client from its own last model"

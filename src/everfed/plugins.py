@@ -28,7 +28,7 @@ def load(names: Any, folders: Iterable[Path | str] = ()) -> None:
         if name in sys.modules:
             continue
         if not all(part.isidentifier() for part in name.split(".")):
-            raise InputError(f"the plugin is '{name}'; give the name of a module as import takes it, such as mylab.")
+            raise InputError(f"the plugin is '{name}'; give the name of an importable module, such as mylab.")
         with _also_in(folders):
             try:
                 importlib.import_module(name)
@@ -52,7 +52,7 @@ def import_installed() -> list[str]:
             load([entry.module])
         except InputError as error:
             package = entry.dist.name if entry.dist else "a package"
-            complaints.append(f"the entry point '{entry.name}' of {package} is left out: {error}")
+            complaints.append(f"the entry point '{entry.name}' of {package} is ignored: {error}")
     return complaints
 
 
@@ -90,8 +90,8 @@ def _why(name: str, error: Exception) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and f"{name}.".startswith(f"{missing}."):
         return (
-            f"plugin '{name}' not found: no module '{missing}' is installed; install it, or give --plugin {name} "
-            "in the folder where it lies."
+            f"plugin '{name}' not found: no module '{missing}' is installed; install it, or run in its folder with "
+            f"--plugin {name}."
         )
     said = str(error).strip().splitlines() or [""]
     kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "

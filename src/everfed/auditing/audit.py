@@ -159,8 +159,8 @@ def _uncontradicted(tally: Tally, exact: Exact, policy: Policy, even: bool) -> E
     if known is None or not judge.contradicts(tally, known, even):
         return exact
     warnings.warn(
-        f"the law of {type(policy).__name__} does not agree with what was measured on this fleet (mean weights are off "
-        f"by up to {np.abs(tally.clients.mean(tally.seeds) - known).max():.3g}); exact values are left out.",
+        f"the law of {type(policy).__name__} disagrees with the measurements on this fleet (mean weights differ by up "
+        f"to {np.abs(tally.clients.mean(tally.seeds) - known).max():.3g}); exact values are omitted.",
         EverfedWarning,
         stacklevel=3,
     )
@@ -173,13 +173,13 @@ def _seed_numbers(seeds: int | Sequence[int]) -> list[int]:
     elif isinstance(seeds, list | tuple | range):
         numbers = list(seeds)
     else:
-        raise InputError(f"seeds is {seeds!r}; it must be how many (200), or which ones ([0, 5, 7]).")
+        raise InputError(f"seeds is {seeds!r}; give a number of seeds (200) or a list ([0, 5, 7]).")
     if not numbers:
         raise InputError(f"seeds is {seeds}; an audit needs at least 1.")
     for seed in numbers:
         check_seed(seed)
     if len(set(numbers)) < len(numbers):
-        raise InputError("a seed is named twice; each run of an audit needs a seed of its own.")
+        raise InputError("a seed is given twice; give each seed once.")
     return numbers
 
 

@@ -96,10 +96,10 @@ def as_vectors(deltas: Floats | Sequence[float] | None, n: int) -> Floats:
     try:
         vectors = np.asarray(deltas, np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"deltas must be numbers, one length or one vector for each of {n} clients.") from None
+        raise InputError(f"deltas must be numbers, one length or one vector per client ({n} clients).") from None
     if vectors.ndim not in (1, 2) or len(vectors) != n:
         raise InputError(
-            f"deltas have the shape {list(vectors.shape)}; give one length, or one vector, for each of {n} clients."
+            f"deltas have the shape {list(vectors.shape)}; give one length or one vector per client ({n} clients)."
         )
     if not np.all(np.isfinite(vectors)):
         raise InputError("deltas must be finite numbers.")

@@ -31,7 +31,7 @@ class Upgrade:
     def words(self, before: float) -> str:
         more = f"{self.energy:.3g} {self.unit} more per round (+{self.energy_part:.1%})"
         return (
-            f"a bigger panel helps most at client {self.client} ({self.group}): {more} takes its cycle from "
+            f"upgrading helps most at client {self.client} ({self.group}): {more} shortens its cycle from "
             f"{self.cycle} to {self.cycle - 1} and a round's variance from {before:.5g} to {self.variance:.5g}."
         )
 

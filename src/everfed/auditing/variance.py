@@ -19,7 +19,7 @@ from everfed.scheduling.laws import is_deterministic
 from everfed.scheduling.policies import Policy
 from everfed.server import ServerRule
 
-_UNKNOWN = "not known: this schedule has no exact law on this fleet, so that no change to it can be computed."
+_UNKNOWN = "unknown: this schedule has no exact law on this fleet, so the effect of a change cannot be computed."
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Variance:
         if self.upgrade:
             return self.upgrade.words(self.exact)
         if self.exact == 0.0:
-            return "no panel needs to be bigger: nobody's absence adds noise."
-        return "no single device: a round of its cycle less would not lower the variance. Give a whole group more."
+            return "none: absent clients add no variance."
+        return "no single device: shortening one cycle by a round would not lower the variance. Upgrade a whole group."
 
     def to_dict(self) -> dict[str, object]:
         upgrade = None if self.upgrade is None else vars(self.upgrade)

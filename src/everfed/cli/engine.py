@@ -1,4 +1,4 @@
-"""Who does a command's work: this machine, or a cluster through Ray (imported only where it is asked for)."""
+"""Where a command's work runs: on this machine, or on a Ray cluster (Ray is imported only when requested)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from everfed.studies import sweep
 
 @contextmanager
 def executor(engine: str, address: str | None, jobs: int, experiment: Experiment) -> Iterator[sweep.Executor | None]:
-    """What executes the runs of a sweep; None: processes of this machine. experiment: one of them, to try."""
+    """The executor of a sweep's runs; None: local processes. experiment: one of the runs, to check the input."""
     if _is_local(engine, {"--address": address}):
-        start(experiment)  # refuse bad input, and say notes once, before workers start
+        start(experiment)  # reject bad input, and print notes once, before workers start
         yield None
         return
     from everfed.ray import OnCluster, connect, on_driver
@@ -32,7 +32,7 @@ def executor(engine: str, address: str | None, jobs: int, experiment: Experiment
 def maker(
     engine: str, address: str | None, workers: int, state: str | None, on_divergence: str
 ) -> Iterator[Callable[[Experiment], Run] | None]:
-    """What sets up a run; None: on this machine alone."""
+    """The function that sets up a run; None: on this machine."""
     if _is_local(engine, {"--address": address, "--workers": workers, "--client-state": state}):
         yield None
         return
@@ -52,5 +52,5 @@ def _is_local(engine: str, of_ray: dict[str, object]) -> bool:
         raise InputError(unknown("engine", engine, ENGINES))
     given = [flag for flag, value in of_ray.items() if value]
     if engine == "local" and given:
-        raise InputError(f"{', '.join(given)} is for clusters; give --engine ray as well.")
+        raise InputError(f"{', '.join(given)} applies to clusters; add --engine ray.")
     return engine == "local"

@@ -79,7 +79,7 @@ class Dataset(CentralDataset):
         check_labels(self.y, self.classes, "training")
         count = round(part * len(self.y))
         if not 0 < count < len(self.y):
-            raise InputError(f"a part of {part} of {len(self.y)} training samples leaves none on one side.")
+            raise InputError(f"a part of {part} of {len(self.y)} training samples leaves no samples on one side.")
         # Places within the class, spread evenly over 0 to 1: the lowest have all classes in proportion.
         place = np.empty(len(self.y))
         shuffled = permutation(len(self.y), seed, Purpose.VALIDATION)

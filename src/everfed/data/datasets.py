@@ -39,7 +39,7 @@ class Digits:
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise MissingExtraError("the digits data ship with scikit-learn: pip install scikit-learn.") from error
+            raise MissingExtraError("the digits data need scikit-learn: pip install scikit-learn.") from error
         raw = load_digits()
         x = (raw.images / 16.0).astype(np.float32)[:, None]
         y = raw.target.astype(np.int64)

@@ -90,7 +90,7 @@ class FederatedData:
 def from_arrays(
     clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, name: str = "arrays"
 ) -> FederatedData:
-    """Federated data from one (x, y) pair a client, and an optional (x, y) test set.
+    """Federated data from one (x, y) pair per client, and an optional (x, y) test set.
 
     Integer labels make it classification; float targets, regression.
 
@@ -99,7 +99,7 @@ def from_arrays(
     ([3, 1], 2)
     """
     if len(clients) == 0:
-        raise InputError("no clients were given; data needs one (x, y) pair a client.")
+        raise InputError("no clients were given; data needs one (x, y) pair per client.")
     pairs = [as_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
     empty = [i for i, (x, _) in enumerate(pairs) if len(x) == 0]
     if empty:
@@ -144,7 +144,9 @@ def checked(data: FederatedData) -> FederatedData:
 def _check_owners(order: Ints, starts: Ints, count: int) -> None:
     """Numbers that exist: kernels read where they point, without another look."""
     if len(order) and (order.min() < 0 or order.max() >= count):
-        raise InputError(f"order runs from {order.min()} to {order.max()}; sample numbers are 0 to {count - 1}.")
+        raise InputError(
+            f"order contains {order.min()} to {order.max()}; sample numbers must be from 0 to {count - 1}."
+        )
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(order) or np.any(np.diff(starts) < 0):
         raise InputError(f"starts must rise from 0 to {len(order)}, the number of samples that have an owner.")
 
@@ -153,7 +155,9 @@ def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
     if y.dtype.kind == "f" and len(y):
         raise InputError(f"the {where} labels are floats; classes are whole numbers, such as y.astype(int).")
     if y.ndim != 1:
-        raise InputError(f"the {where} labels have shape {y.shape}; give one class number a sample, not one-hot rows.")
+        raise InputError(
+            f"the {where} labels have shape {y.shape}; give one class number per sample, not one-hot rows."
+        )
     bad = np.flatnonzero((y < 0) | (y >= classes))
     if len(bad):
         raise InputError(

@@ -66,12 +66,14 @@ class OnDemand:
 
     def __post_init__(self) -> None:
         if len(self.source) == 0:
-            raise InputError("the source has no clients; data need at least one.")
+            raise InputError("the source has no clients; it needs at least one.")
         if isinstance(self.classes, bool) or not isinstance(self.classes, int | np.integer) or self.classes < 0:
-            raise InputError(f"classes is {self.classes!r}; give how many there are, or 0 for regression.")
+            raise InputError(f"classes is {self.classes!r}; give the number of classes, or 0 for regression.")
         sizes = self.sizes()
         if sizes.shape != (len(self),):
-            raise InputError(f"the source gives {sizes.size} sizes for {len(self)} clients; it must give one a client.")
+            raise InputError(
+                f"the source returns {sizes.size} sizes for {len(self)} clients; it must return one per client."
+            )
         empty = np.flatnonzero(sizes < 1)
         if len(empty):
             raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
@@ -133,7 +135,7 @@ class OnDemand:
         x, y = as_pair(self.source.read(clients), _named(clients))
         wanted = int(self._sizes[clients].sum())
         if len(x) != wanted:
-            raise InputError(f"the source gave {len(x)} samples of {_named(clients)}; its sizes say {wanted}.")
+            raise InputError(f"the source returned {len(x)} samples of {_named(clients)}; its sizes say {wanted}.")
         return x, y
 
     def _check(self, samples: Samples, whose: str) -> None:
@@ -150,7 +152,7 @@ class OnDemand:
         if self.classes:
             check_labels(labels, self.classes, whose)
         elif labels.dtype.kind != "f":
-            raise InputError("the labels are whole numbers, which are classes; say how many there are with classes.")
+            raise InputError("the labels are whole numbers, so they are classes; set classes to their number.")
 
     def label_mixes(self, groups: Sequence[Ints]) -> list[Floats]:
         """[classes] for each group of clients: how often it holds each class.

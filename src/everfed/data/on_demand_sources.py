@@ -37,7 +37,7 @@ class Arrays:
         starts = np.asarray(self.starts)
         if starts.ndim != 1 or len(starts) < 2 or starts.dtype.kind not in "iu":
             raise InputError(
-                "starts must be a list of whole numbers: where each client begins, and where the last ends."
+                "starts must be a list of whole numbers: the first sample of each client, and the end of the last."
             )
         if len(self.x) != len(self.y) or starts[0] != 0 or starts[-1] != len(self.x) or np.any(np.diff(starts) < 0):
             raise InputError(
@@ -93,7 +93,7 @@ class Generated:
         for client, (x, _) in zip(clients.tolist(), pairs, strict=True):
             if len(x) != self.samples[client]:
                 raise InputError(
-                    f"client {client} was made {len(x)} samples; {self.samples[client]} were said to be its number."
+                    f"the function returned {len(x)} samples for client {client}; samples says {self.samples[client]}."
                 )
         return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 

@@ -123,7 +123,7 @@ def arrange(owner: Ints, clients: int) -> tuple[Ints, Ints]:
 
 def _groups(fleet: Fleet | None, clients: int, at_most: int = 10) -> list[Any]:
     if fleet is None:
-        raise InputError("this split follows the energy groups; pass fleet=.")
+        raise InputError("this split depends on the energy groups; pass fleet=.")
     if len(fleet) != clients:
         raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
     return [g.clients for g in fleet.groups(at_most)]

@@ -55,7 +55,7 @@ class Books:
 
 @dataclass(frozen=True)
 class Storage:
-    """How real batteries differ from the paper's, which only fill and empty. One number, or one a client.
+    """How real batteries differ from the paper's, which only fill and empty. One number, or one per client.
 
     charging: the part of what is harvested that arrives in the battery. leak: the part of its level
     that is gone by the next round. standby: units a device draws in every round, asleep or not.
@@ -110,7 +110,7 @@ IDEAL = Storage()
 
 
 class Battery:
-    """The level of every client's battery; charge, ask, spend, once a round each.
+    """The level of every client's battery; charge, ask, spend, once per round each.
 
     copies: leading axis for audits, which run many seeds of one fleet side by side.
     """
@@ -188,7 +188,7 @@ class Battery:
     def spend(self, join: Bools, cost: float | Floats = 1.0) -> Bools | None:
         """Pay for these clients' round; what an empty battery cannot give is a shortfall.
 
-        cost: one number, or one a client. Returns the clients whose battery did not last through the
+        cost: one number, or one per client. Returns the clients whose battery did not last through the
         round, if such rounds are lost, and None if all were finished.
         """
         level, payers = self.level.reshape(-1), np.flatnonzero(join)

@@ -66,7 +66,9 @@ class Radio:
             if not getattr(self, name) > 0.0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a positive number.")
         if not 0.0 < self.duty_cycle <= 1.0:
-            raise InputError(f"duty_cycle is {self.duty_cycle}; it is a part of the time, above 0 and at most 1.")
+            raise InputError(
+                f"duty_cycle is {self.duty_cycle}; it must be a fraction of the time, above 0 and at most 1."
+            )
 
     def air_s(self, up_mb: float, down_mb: float) -> tuple[float, float]:
         """Seconds of sending up and of listening."""

@@ -42,12 +42,12 @@ class Fleet:
     unit_j: Floats | None = None  # [N] joules of a client's unit; None: energy is counted in units
     labels: tuple[str, ...] = ()  # names of the groups, where clients have groups of their own
     group_of: Ints | None = None  # [N] the group of each client, a number of `labels`
-    message_bits: Ints | None = None  # [N] bits a number of what each client sends, where they chose
+    message_bits: Ints | None = None  # [N] bits per number of what each client sends, where they chose
 
     def __post_init__(self) -> None:
         twice = [label for label in dict.fromkeys(self.labels) if self.labels.count(label) > 1]
         if twice:
-            raise InputError(f"several groups are called '{twice[0]}'; tables tell groups apart by their names.")
+            raise InputError(f"several groups are called '{twice[0]}'; give each group its own name.")
         for name in ("charging", "leak", "standby", "start"):
             size = np.size(getattr(self.storage, name))
             if np.ndim(getattr(self.storage, name)) and size != len(self):
@@ -78,14 +78,14 @@ class Fleet:
             raise InputError("a fleet needs at least one client; cycles is empty.")
         o = np.zeros(len(e), np.int64) if offsets is None else _whole_numbers(offsets, "offset", least=0)
         if len(o) != len(e):
-            raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset a client.")
+            raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset per client.")
         process = lookup(ARRIVALS, arrivals, "arrival process")(e, o)
         try:
             size = np.ceil(process.window_capacity) if capacity is None else np.asarray(capacity, np.float64)
         except (TypeError, ValueError):
-            raise InputError(f"capacity is {capacity!r}; it must be a number of units, or one a client.") from None
+            raise InputError(f"capacity is {capacity!r}; it must be a number of units, or one per client.") from None
         if size.ndim > 1 or (size.ndim and len(size) != len(e)):
-            raise InputError(f"{size.size} capacities were given for {len(e)} clients; give one, or one a client.")
+            raise InputError(f"{size.size} capacities were given for {len(e)} clients; give one, or one per client.")
         size = np.broadcast_to(size, len(e)).copy()
         short = np.flatnonzero(~(size >= 1.0))
         if len(short):
@@ -191,7 +191,7 @@ def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name}s must be whole numbers; got {values!r}.") from None
     if array.ndim != 1:
-        raise InputError(f"{name}s must be a flat list, one a client; got an array of {array.ndim} dimensions.")
+        raise InputError(f"{name}s must be a flat list, one per client; got an array of {array.ndim} dimensions.")
     bad = np.flatnonzero(~((array >= least) & (array <= MAX_CYCLE) & (np.floor(array) == array)))
     if len(bad):
         raise InputError(

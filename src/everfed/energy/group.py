@@ -114,18 +114,18 @@ class DeviceGroup:
         for name, default in (_SUN_ONLY if self.trace else _TRACE_ONLY).items():
             value: Any = getattr(self, name)
             if value != default and self.trace:
-                hint = " To scale what it recorded, give trace_scale." if name == "panel_wp" else ""
+                hint = " To scale the trace, set trace_scale." if name == "panel_wp" else ""
                 raise InputError(
-                    f"{name} is {value}, and the supply is the trace {Path(self.trace).name}; {name} is for a panel in "
-                    f"the sun.{hint} Drop one of them."
+                    f"{name} is {value}, and the supply is the trace {Path(self.trace).name}; {name} applies to solar "
+                    f"panels.{hint} Remove one of them."
                 )
             if value != default:
-                raise InputError(f"{name} is {value!r}, and there is no trace; {name} is for a trace. Drop it.")
+                raise InputError(f"{name} is {value!r}, and there is no trace; {name} applies to traces. Remove it.")
         if self.extend not in EXTENDS:
             raise InputError(unknown("extend", self.extend, EXTENDS))
         if self.trace:
             if self.trace_scale == 0.0:
-                raise InputError("trace_scale is 0.0; a device that is given nothing could never train.")
+                raise InputError("trace_scale is 0.0; a device without energy could never train.")
             object.__setattr__(self, "trace", str(Path(self.trace).absolute()))
             return
         object.__setattr__(self, "site", self.site or DEFAULT_SITE)
@@ -173,7 +173,7 @@ class DeviceGroup:
             return self._recorded(clock)
         year = site_power(self.site, tilt_deg=self.tilt_deg, azimuth_deg=self.azimuth_deg, losses=self.losses)
         joules = per_round_repeated(year, clock.round_s, _begins_s(year, clock, self.label))
-        return Supply(joules, True, f"a typical year at {self.site} (UTC{year.utc_h:+g} h), again every 365 days")
+        return Supply(joules, True, f"a typical year at {self.site} (UTC{year.utc_h:+g} h), repeated every 365 days")
 
     def _recorded(self, clock: Clock) -> Supply:
         series = read_trace(
@@ -194,10 +194,10 @@ class DeviceGroup:
         whole = int((series.duration_s - begins_s) / clock.round_s * (1.0 + 1e-12))
         if whole == 0:
             raise InputError(
-                f"{self.label}: a round of {clock.round_s:g} s is longer than what the trace holds of the run, "
-                f"{_length(series.duration_s - begins_s)}; give a longer trace or another extend than refuse."
+                f"{self.label}: a round of {clock.round_s:g} s is longer than the part of the trace within the run, "
+                f"{_length(series.duration_s - begins_s)}; give a longer trace, or an extend other than refuse."
             )
-        return Supply(joules[:whole], False, f"{told}, not known after its end")
+        return Supply(joules[:whole], False, f"{told}, unknown after its end")
 
 
 def _begins_s(series: Series, clock: Clock, label: str) -> float:
@@ -219,7 +219,8 @@ def _begins_s(series: Series, clock: Clock, label: str) -> float:
     after = math.ceil(start / DAY_S) * DAY_S - start
     if after >= series.duration_s:
         raise InputError(
-            f"{label}: the trace of {_length(series.duration_s)} holds no midnight, at which round 0 begins; give one "
+            f"{label}: the trace of {_length(series.duration_s)} contains no midnight, at which round 0 begins; give "
+            "one "
             "of whole days, or seconds from 0 in place of dates, which begin with round 0."
         )
     return after
@@ -233,9 +234,7 @@ def _check_days(series: Series, label: str) -> None:
     """What is repeated must bring noon to noon, where it says when noon is."""
     if _is_whole(series.duration_s / DAY_S):
         return
-    said = (
-        f"{label}: the trace lasts {_length(series.duration_s)}; repeated as it is, its noon would move through the day"
-    )
+    said = f"{label}: the trace lasts {_length(series.duration_s)}; repeated as it is, noon would drift through the day"
     if series.start_s is not None:
         raise InputError(
             f'{said}. Say extend = "whole-days" to leave the rest of a day out, "wrap" if there is no daily rhythm in '
@@ -270,5 +269,5 @@ def _dated(series: Series) -> str:
         return ", without dates: it starts with round 0"
     when = datetime.fromtimestamp(series.start_s, UTC).strftime("%Y-%m-%d %H:%M")
     if series.utc_h is None:
-        return f" from {when} of an unknown zone: it starts with round 0"
+        return f" from {when} of an unknown time zone: it starts with round 0"
     return f" from {when} UTC" + (f"{series.utc_h:+g} h" if series.utc_h else "")

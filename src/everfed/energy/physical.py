@@ -87,7 +87,7 @@ class DeviceFleet:
         if not (self.round_s > 0.0 and math.isfinite(self.round_s)):
             raise InputError(f"round_s is {self.round_s}; a round lasts a positive number of seconds.")
         if not -14.0 <= self.utc_h <= 14.0:
-            raise InputError(f"utc_h is {self.utc_h}; clocks are at most 14 hours ahead of UTC or behind it.")
+            raise InputError(f"utc_h is {self.utc_h}; it must be between -14 and 14.")
         if not self.groups:
             raise InputError("groups is empty; a fleet needs at least one group of devices.")
 
@@ -153,7 +153,7 @@ class DeviceFleet:
         return Fleet(profile, capacity, storage, unit_j, self.labels, which, bits_of)
 
     def assumptions(self, local_steps: int = 5, encoding: Encoding | None = None) -> list[Assumptions]:
-        """One row a group, in the order given."""
+        """One row per group, in the order given."""
         fleet, found = self.build(local_steps, encoding), []
         assert fleet.unit_j is not None
         profile, storage = fleet.arrivals, fleet.storage
@@ -201,7 +201,7 @@ class DeviceFleet:
         except InputError as error:
             return error
         if cost_j == 0.0 or g.discharging == 0.0:
-            raise InputError(f"{g.label}: a round costs nothing, or the battery gives nothing; check its figures.")
+            raise InputError(f"{g.label}: the cost of a round or the usable battery is zero; check its values.")
         unit_j = cost_j / g.discharging
         usable_j = g.battery_wh * 3600.0 * (1.0 - g.cutoff)
         if usable_j < unit_j:
@@ -232,6 +232,6 @@ class DeviceFleet:
         given_w = means[which[bad[0]]] * gain[bad[0]] * g.charging * g.discharging / self.round_s
         drawn_w = g.computer.sleep_w
         raise InputError(
-            f"{g.label}: device {bad[0]} is given {given_w:.3g} W on average and draws {drawn_w:.3g} W asleep, so that "
-            "it could never train; give it a larger supply or a device that sleeps deeper."
+            f"{g.label}: device {bad[0]} harvests {given_w:.3g} W on average and draws {drawn_w:.3g} W asleep, so it "
+            "could never train; give it a larger supply or a device with less sleep power."
         )

@@ -115,7 +115,7 @@ class Markov(RandomArrivals):
             least = self.cycles[short] / (self.cycles[short] - 1)
             raise InputError(
                 f"spell is {self.spell:g}, but client {self.ids[short]} with a cycle of {self.cycles[short]} has good "
-                f"spells of {least:.3g} rounds even by chance alone; give that or more."
+                f"spells of {least:.3g} rounds at least; give that or more."
             )
 
     def _turns_good(self) -> Floats:

@@ -103,7 +103,7 @@ def site_power(
     lost = _between("losses", losses, 0.0, 1.0)
     clear = latitude is not None or longitude is not None
     if (site is not None) + (path is not None) + clear != 1:
-        raise InputError("give one of site, path, or latitude with longitude: that is where the weather comes from.")
+        raise InputError("give one of site, path, or latitude with longitude as the source of the weather.")
     if clear:
         place = (_between("latitude", latitude, -90.0, 90.0), _between("longitude", longitude, -180.0, 180.0))
         _pvlib()

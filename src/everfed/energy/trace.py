@@ -81,8 +81,10 @@ def read_trace(
     if utc_h is None:
         return series
     if series.start_s is None or series.utc_h is not None:
-        why = "has no dates" if series.start_s is None else "says its times' offset from UTC"
-        raise InputError(f"{path} {why}, and trace_utc_h is {utc_h:g}; it is for dates without an offset. Drop it.")
+        why = "has no dates" if series.start_s is None else "states the UTC offset of its times"
+        raise InputError(
+            f"{path} {why}, and trace_utc_h is {utc_h:g}; it applies to dates without an offset. Remove it."
+        )
     return Series(series.seconds, series.power_w, series.step_s, series.start_s, float(utc_h))
 
 
@@ -113,7 +115,7 @@ class _Content:
 def _parsed(file: _Content, columns: Columns) -> Series:
     rows = read_rows(file.path, file.content, columns)
     if len(rows.values) < 2:
-        raise InputError(f"{file.path} has {len(rows.values)} rows of data; a trace needs two to have a step.")
+        raise InputError(f"{file.path} has {len(rows.values)} rows of data; a trace needs at least two.")
     times = read_times(rows)
     power = _values(rows) * UNITS[rows.unit]
     if rows.unit in ENERGY:
@@ -129,7 +131,7 @@ def _values(rows: Rows) -> Floats:
     values = np.array([number(value) for value in rows.values])
     bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
     if len(bad):
-        said = f"{rows.what} is {shown(rows.values[bad[0]])}; power and energy are finite numbers from 0 up."
+        said = f"{rows.what} is {shown(rows.values[bad[0]])}; power and energy must be finite and not negative."
         raise rows.error(int(bad[0]), said)
     return values
 
@@ -192,4 +194,6 @@ def check_round(round_s: float) -> float:
 
 def _check_count(count: int, round_s: float) -> None:
     if count > MOST_ROUNDS:
-        raise InputError(f"rounds of {round_s:g} s cut the trace into {count} rounds; at most {MOST_ROUNDS} are held.")
+        raise InputError(
+            f"rounds of {round_s:g} s cut the trace into {count} rounds; at most {MOST_ROUNDS} are supported."
+        )

@@ -39,7 +39,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
         if isinstance(value, Tensor) and not value.is_contiguous():
             raise MisreadError(
                 f"argument {number} of the kernel {kernel.fn.__name__} has shape {tuple(value.shape)} and strides "
-                f"{value.stride()}; kernels read contiguous tensors alone."
+                f"{value.stride()}; kernels only support contiguous tensors."
             )
     if _listed is not None:
         _listed.append((kernel, grid, args, meta))
@@ -69,4 +69,4 @@ def compiled_together(device: torch.device) -> Iterator[None]:
     for (kernel, *_), compiled in zip(calls, made, strict=True):
         needed = (compiled.result() if isinstance(compiled, FutureKernel) else compiled).metadata.shared
         if needed > there:
-            raise RuntimeError(f"{kernel.fn.__name__} needs {needed} bytes of shared memory, and there are {there}")
+            raise RuntimeError(f"{kernel.fn.__name__} needs {needed} bytes of shared memory, but there are {there}")

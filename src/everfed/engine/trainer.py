@@ -130,7 +130,7 @@ class Kernels:
             self.recording = False
             reason = str(error).strip().splitlines()[0]
             warnings.warn(
-                f"the round cannot be recorded as a CUDA graph ({reason}); going on without.",
+                f"the round cannot be recorded as a CUDA graph ({reason}); continuing without it.",
                 EverfedWarning,
                 stacklevel=2,
             )
@@ -267,7 +267,7 @@ def bucket(clients: int, room: int) -> int:
 
 def _check(task: Task) -> None:
     if task.data.device.type != "cuda" and not INTERPRETED:
-        raise CannotLowerError("kernels need a GPU, and this run trains on the CPU")
+        raise CannotLowerError("kernels need a GPU, but this run trains on the CPU")
     if task.loss is not F.cross_entropy:
         raise CannotLowerError("the loss is not cross-entropy")
     if type(task.optimizer) not in (SGD, Adam):

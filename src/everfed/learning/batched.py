@@ -25,7 +25,7 @@ from everfed.learning.precision import autocast
 from everfed.learning.rows import ClientRows
 from everfed.learning.task import PlainTrained, Task, Trained
 
-# Matrices of one row a client that live at once besides the optimiser's state: parameters,
+# Matrices of one row per client that live at once besides the optimiser's state: parameters,
 # gradients, the parts they are concatenated from, and the optimiser's temporaries.
 _WORKING_COPIES = 6
 
@@ -76,7 +76,7 @@ class Batched:
         self.chunk = clients // 2
         torch.cuda.empty_cache()
         warnings.warn(
-            f"out of device memory with {clients} clients at once; going on with {self.chunk}.",
+            f"out of device memory with {clients} clients at once; continuing with {self.chunk}.",
             EverfedWarning,
             stacklevel=2,
         )

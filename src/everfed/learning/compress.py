@@ -60,7 +60,7 @@ class _Quantising:
 
     def __post_init__(self) -> None:
         if self.bucket < 1:
-            raise InputError(f"bucket is {self.bucket}; a bucket holds at least one number.")
+            raise InputError(f"bucket is {self.bucket}; a bucket must hold at least one number.")
 
     def size_ratio(self, bits: int) -> float:
         return 1.0 if bits >= FULL else bits / FULL + 1.0 / self.bucket
@@ -91,7 +91,7 @@ class Qsgd(_Quantising):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 2 <= self.bits <= 16:
-            raise InputError(f"bits is {self.bits}; a quantised number has 2 to 16.")
+            raise InputError(f"bits is {self.bits}; it must be from 2 to 16.")
 
     def choices(self) -> tuple[int, ...]:
         return (self.bits,)
@@ -121,7 +121,7 @@ class RandK:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.keep <= 1.0:
-            raise InputError(f"keep is {self.keep}; the part of the numbers sent is above 0 and at most 1.")
+            raise InputError(f"keep is {self.keep}; the fraction of the numbers sent must be above 0 and at most 1.")
 
     def choices(self) -> tuple[int, ...]:
         return (FULL,)

@@ -88,7 +88,7 @@ def own_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
     for metric in metrics:
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
         if name in found or name in _NAMES:
-            raise InputError(f"metrics has two called '{name}'; give each another name.")
+            raise InputError(f"two metrics are called '{name}'; give each its own name.")
         found[name] = lookup(METRICS, metric, "metric") if isinstance(metric, str) else metric
     return found
 

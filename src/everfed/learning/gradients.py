@@ -1,6 +1,6 @@
 """Changes to the clients' gradients between the backward pass and the optimiser's step.
 
-A rule adjusts a matrix [clients, parameters], one row a client. Several apply in the order given.
+A rule adjusts a matrix [clients, parameters], one row per client. Several apply in the order given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GradientRule(Protocol):
     """The shape of every change to gradients; `GRADIENT_RULES` lists those that need no server."""
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
-        """grads, params: [C, parameters]; start: where the client began, in one row or a row a client.
+        """grads, params: [C, parameters]; start: where the client began, in one row or a row per client.
 
         May change grads in place.
         """

@@ -1,6 +1,6 @@
 """Client optimisers and learning-rate schedules, as plain values.
 
-An optimiser updates a matrix [clients, parameters] in place, one row a client. Its state is a
+An optimiser updates a matrix [clients, parameters] in place, one row per client. Its state is a
 dict of tensors whose first axis is the clients, so that it can be gathered and scattered by row.
 `as_torch` gives the same rule for one client from torch.optim: the reference trainer uses it.
 """
@@ -56,7 +56,9 @@ class Cosine:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.final <= 1.0:
-            raise InputError(f"final is {self.final}; the part of the learning rate left at the end is from 0 to 1.")
+            raise InputError(
+                f"final is {self.final}; the fraction of the learning rate left at the end must be from 0 to 1."
+            )
 
     def factor(self, iteration: int, total: int) -> float:
         progress = iteration / max(total, 1)

@@ -29,7 +29,7 @@ def check_place(place: str, name: str = "place", what: str = "the clients' vecto
 
 
 class ClientRows:
-    """Columns of one row a client (optimiser state, say); zeros for clients not seen yet."""
+    """Columns of one row per client (optimiser state, say); zeros for clients not seen yet."""
 
     def __init__(self, empty: State, clients: int, device: torch.device, place: str = "device") -> None:
         """empty: the columns, as tensors without rows."""
@@ -125,7 +125,7 @@ class _OnDisk:
                 os.posix_fallocate(self.file.fileno(), 0, rows * each)
         except OSError as error:
             raise InputError(
-                f"there is no room on disk for {rows * each / 1e9:.3g} GB of clients' rows in "
+                f"not enough disk space for {rows * each / 1e9:.3g} GB of clients' rows in "
                 f"'{tempfile.gettempdir()}' ({error.strerror}); set TMPDIR to a larger disk."
             ) from error
         self.values = np.memmap(self.file, self.dtype, "r+", shape=(rows, *self.shape))

@@ -77,7 +77,7 @@ class Trained(Protocol):
 
 
 class PlainTrained:
-    """Results as a matrix of updates, one row a participant."""
+    """Results as a matrix of updates, one row per participant."""
 
     def __init__(self, clients: Ints, deltas: Tensor, losses: Tensor) -> None:
         self.clients, self.deltas, self.losses = clients, deltas, losses
@@ -103,7 +103,7 @@ class Trainer(Protocol):
         ...
 
     def explain(self) -> list[str]:
-        """How the model is trained and why so, one line a part."""
+        """How the model is trained and why so, one line per part."""
         ...
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...

@@ -45,7 +45,7 @@ class Cluster:
             return device == "auto" and self.gpus > 0
         if not self.gpus:
             raise InputError(
-                f"the device '{device}' was asked for, but the cluster has no GPU "
+                f"the device '{device}' was requested, but the cluster has no GPU "
                 f"({_count(self.nodes, 'node')}, {_count(self.cpus, 'CPU')}); add a node that has one "
                 "(ray start --num-gpus), or use device 'cpu' or 'auto'."
             )
@@ -92,8 +92,8 @@ def _join(address: str) -> None:
     where = os.environ.get("RAY_ADDRESS") or "" if address == "auto" else address
     if "://" in where:
         raise InputError(
-            f"the address '{where}' is of Ray's client server; run on a node of the cluster and give "
-            "'auto', or the head's 'host:port' (6379 unless you chose another)."
+            f"the address '{where}' belongs to Ray's client server; run on a node of the cluster and give 'auto', or "
+            "the head's 'host:port' (6379 unless you chose another)."
         )
     if where and where != "auto":
         _reach(where)
@@ -102,12 +102,12 @@ def _join(address: str) -> None:
     except (ConnectionError, RuntimeError) as error:
         if _refused(error):
             raise InputError(
-                f"the cluster at '{address}' asks for a token: copy the head's ~/.ray/auth_token to this machine, or "
+                f"the cluster at '{address}' requires a token: copy the head's ~/.ray/auth_token to this machine, or "
                 "name it in RAY_AUTH_TOKEN_PATH, and set RAY_AUTH_MODE=token."
             ) from error
         raise InputError(
-            f"no Ray cluster can be joined at '{address}' ({_first_line(error)}); look at 'ray status' on its head, "
-            "or leave --address out to use this machine alone."
+            f"no Ray cluster can be joined at '{address}' ({_first_line(error)}); check 'ray status' on its head, or "
+            "omit --address to use this machine."
         ) from error
 
 
@@ -129,7 +129,7 @@ def _reach(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise InputError(
             f"no Ray cluster answers at '{address}' ({_first_line(error)}); start one there with "
-            f"'ray start --head --port={port}', or leave --address out to use this machine alone."
+            f"'ray start --head --port={port}', or omit --address to use this machine."
         ) from error
 
 

@@ -38,7 +38,7 @@ def sharded(
 ) -> Iterator[Run]:
     """An experiment, set up over a cluster: iterate over it for one RoundRecord a round.
 
-    workers: processes that train, one CPU each; 0: one a GPU, or one a CPU where the cluster has no GPU.
+    workers: processes that train, one CPU each; 0: one per GPU, or one per CPU where the cluster has no GPU.
     state: where clients' optimiser state lives, with its 'worker' or with the 'driver'.
     """
     on_gpu = cluster.on_gpu(experiment.device)

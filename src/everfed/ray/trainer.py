@@ -76,7 +76,7 @@ class ShardedTrainer:
 
         coefficients: of the sum that comes back; None: every update does.
         """
-        start = ray.put(params.detach().cpu().numpy())  # once a round, whoever reads it
+        start = ray.put(params.detach().cpu().numpy())  # once per round, whoever reads it
         places = self._divided(clients)
         orders = {
             share: Order(
@@ -146,7 +146,7 @@ class ShardedTrainer:
 def _worst(checks: list[Check]) -> Check | None:
     """Of the workers' trainers, the one furthest from plain autograd; what was wrong with faster ones is said."""
     for failure in {text for check in checks for text in check.rejected}:
-        warnings.warn(f"on a worker, {failure}; it trains another way.", EverfedWarning, stacklevel=3)
+        warnings.warn(f"on a worker, {failure}; it uses another trainer.", EverfedWarning, stacklevel=3)
     return max(checks, key=lambda check: math.inf if check.difference is None else check.difference, default=None)
 
 

@@ -34,13 +34,13 @@ class Account:
 # Those that come in, then those that go out: both sides have the same sum.
 ACCOUNTS = (
     Account("initial", "held at start", "in the batteries before the first round", comes_in=True),
-    Account("harvested", "harvested", "what the surroundings gave", comes_in=True, always=True),
-    Account("shortfall", "never harvested", "spent though it was not there", comes_in=True),
+    Account("harvested", "harvested", "harvested from the environment", comes_in=True, always=True),
+    Account("shortfall", "never harvested", "spent beyond what was available", comes_in=True),
     Account("spent", "spent", "on rounds of training that were finished", always=True),
     Account("standby", "standby", "drawn between rounds, asleep or idle"),
     Account("leaked", "leaked", "self-discharge of the batteries, and what charging loses"),
-    Account("lost", "lost", "went into rounds that a battery did not last through"),
-    Account("wasted", "wasted", "came when the battery was full and overflowed", always=True),
+    Account("lost", "lost", "spent on rounds that failed because the battery ran out"),
+    Account("wasted", "wasted", "arrived when the battery was full", always=True),
     Account("stored", "stored", "in the batteries after the last round"),
 )
 

@@ -91,7 +91,7 @@ def from_dict(raw: Mapping[str, Any]) -> Experiment:
 def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
     """The tables `methods.NAME` of a file as dotted keys, those that set a kind before the kind's options."""
     if not isinstance(tables, Mapping):
-        raise InputError(f"methods is {_show(tables)}; it must have a table of settings for each method it names.")
+        raise InputError(f"methods is {_show(tables)}; it must hold a table of settings per method.")
     out = {}
     for method, table in tables.items():
         lookup(METHODS, method, "method")
@@ -104,7 +104,9 @@ def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
             )
         settings = flat(table)
         if wrong := [key for key in settings if key.split(".")[0] in ("method", "methods")]:
-            raise InputError(f"methods.{method} sets '{wrong[0]}'; it holds settings of this method, not another one.")
+            raise InputError(
+                f"methods.{method} sets '{wrong[0]}'; it holds settings of this method; it cannot choose another."
+            )
         out[method] = dict(sorted(settings.items(), key=lambda item: not item[0].endswith(".kind")))
     return out
 
@@ -130,7 +132,8 @@ def _experiment(raw: Mapping[str, Any]) -> Experiment:
     written = values.pop("format", FORMAT)
     if written not in range(1, FORMAT + 1):
         raise InputError(
-            f"format is {_show(written)}, and this version of everfed reads formats up to {FORMAT}; use a newer one."
+            f"format is {_show(written)}, but this version of everfed reads formats up to {FORMAT}; use a newer "
+            "version."
         )
     clash = [key for key in ("policy", "server") if key in values]
     if "method" in values and clash:
@@ -186,7 +189,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint not in _PLAIN:
-        raise InputError(f"{where} has the type {hint}; an option of a file is a number, a text or a list of them.")
+        raise InputError(f"{where} has the type {hint}; an option must be a number, a string or a list of them.")
     if type(value) is not hint:
         raise InputError(f"{where} is {_show(value)}; it must be {_PLAIN[hint]}.")
     valid = choices(where)

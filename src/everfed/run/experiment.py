@@ -73,7 +73,7 @@ class CycleFleet:
     energy_unit: ClassVar[str] = "units"
     clients: int = 40
     cycles: tuple[int, ...] = (1, 5, 10, 20)
-    offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
+    offsets: tuple[int, ...] = ()  # first round with energy: none, one per cycle, or one per client
     arrivals: str = field(default="lump", metadata={"names": "arrivals"})
     capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
     spell: float = 0.0  # rounds that markov's good spells last on average; 0: four
@@ -81,8 +81,8 @@ class CycleFleet:
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
         if encoding and len(encoding.choices()) > 1:
             raise InputError(
-                f"compression '{kind_of(encoding)}' weighs energy for sending against noise, and a fleet of cycles "
-                "has none in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
+                f"compression '{kind_of(encoding)}' trades the energy of sending against noise, but a fleet of cycles "
+                "has no energies in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
             )
         if self.clients < 1:
             raise InputError(f"clients is {self.clients}; a fleet needs at least 1.")
@@ -90,17 +90,15 @@ class CycleFleet:
             raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
         if len(self.cycles) > self.clients:
             raise InputError(
-                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one a client."
+                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one per client."
             )
         if self.offsets and len(self.offsets) not in (len(self.cycles), self.clients):
             raise InputError(
                 f"{len(self.offsets)} offsets were given for {len(self.cycles)} cycles and {self.clients} clients; "
-                "give one a cycle, or one a client."
+                "give one per cycle, or one per client."
             )
         if self.spell and self.arrivals != "markov":
-            raise InputError(
-                f"spell is {self.spell:g}, but arrivals are '{self.arrivals}'; only those of 'markov' come in spells."
-            )
+            raise InputError(f"spell is {self.spell:g}, but arrivals are '{self.arrivals}'; only 'markov' has spells.")
         fleet = Fleet.from_cycles(
             np.resize(np.asarray(self.cycles), self.clients),
             np.resize(np.asarray(self.offsets), self.clients) if self.offsets else None,
@@ -242,7 +240,7 @@ class Experiment:
         for name in ("split_seed", "init_seed", "batch_seed", "schedule_seed"):
             check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
         if not 0.0 <= self.validation < 1.0:
-            raise InputError(f"validation is {self.validation}; it must be a part from 0 to below 1, such as 0.1.")
+            raise InputError(f"validation is {self.validation}; it must be a fraction from 0 to below 1, such as 0.1.")
         own_metrics(self.metrics)
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
@@ -299,8 +297,8 @@ class Experiment:
         fleet = self.fleet if isinstance(self.fleet, Fleet) else self.fleet.build(self.local_steps, self.compression)
         if live and len(self.compression.choices()) > 1:
             raise InputError(
-                "this compression chooses bits by what a round costs a device; describe the fleet by its devices "
-                "(DeviceFleet) rather than by a Fleet that is built already."
+                "this compression chooses bits from a device's energy costs; describe the fleet by its devices "
+                "(DeviceFleet) instead of a built Fleet."
             )
         fleet.check_rounds(self.rounds)
         return fleet
@@ -313,8 +311,8 @@ class Experiment:
         if isinstance(self.data, FederatedData | OnDemand):
             if self.validation:
                 raise InputError(
-                    "validation holds samples out before clients own them, and these data have owners already; leave "
-                    "validation at 0 and give the validation set in the test set's place."
+                    "validation holds samples out before the split, but these data are already split; leave "
+                    "validation at 0 and pass the validation set as the test set."
                 )
             return self.data
         seed = self.seeds.split
@@ -335,7 +333,7 @@ def _take_part(experiment: Experiment, name: str) -> None:
     value = getattr(experiment, name)
     if name == "gradients":
         if hasattr(value, "adjust") or isinstance(value, str):
-            raise InputError(f"gradients is {value!r}; it must be a list of such rules, as in [Clip(1.0)].")
+            raise InputError(f"gradients is {value!r}; it must be a list of rules, such as [Clip(1.0)].")
         taken: Any = tuple(
             lookup(GRADIENT_RULES, one, "gradient rule")() if isinstance(one, str) else one for one in value
         )

@@ -138,7 +138,7 @@ def _feed(value: Any, feed: Feed, inside: tuple[int, ...]) -> None:
         return _feed(vars(value), feed, inside)
     except TypeError:
         raise InputError(
-            f"{type(value).__name__} objects cannot be told apart by their content, so a run with one cannot be "
+            f"{type(value).__name__} objects cannot be identified by their content, so a run with one cannot be "
             "stored; make it a dataclass, or register it as a plugin."
         ) from None
 

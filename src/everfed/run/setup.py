@@ -116,7 +116,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if name != "cpu" and not name.startswith("cuda"):
         raise InputError(f"the device is '{name}'; it must be auto, cpu or cuda.")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"the device '{name}' was asked for, but torch sees no GPU here; use device 'cpu' or 'auto'.")
+        raise InputError(f"the device '{name}' was requested, but torch finds no GPU; use device 'cpu' or 'auto'.")
     return torch.device(name)
 
 
@@ -136,7 +136,7 @@ def _instance(
             kind = models.MODELS[model]() if isinstance(model, str) else model
             return kind.build(data.input_shape(), data.classes)
         if not callable(model):
-            raise InputError(f"the model is {model!r}; give a module, a function that makes one, or a name.")
+            raise InputError(f"the model is {model!r}; give a module, a function that returns one, or a name.")
         made = model()
         if not isinstance(made, nn.Module):
             raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")

@@ -42,7 +42,7 @@ class KnownArrivals(Policy):
 
     def __post_init__(self) -> None:
         if self.horizon < 1:
-            raise InputError(f"horizon is {self.horizon}; a client looks at least 1 round ahead.")
+            raise InputError(f"horizon is {self.horizon}; it must be at least 1 round.")
 
     @property
     def foresight(self) -> int:
@@ -60,7 +60,7 @@ class KnownArrivals(Policy):
 
     def step(self, state: State, view: View) -> Decision:
         if view.forecast is None:
-            raise InputError("a client of known arrivals was given no forecast; its view must hold one.")
+            raise InputError("known-arrivals needs a forecast, but the view has none.")
         opened, slot, scale = (state[name].reshape(-1) for name in ("opened", "slot", "scale"))
         known, closes = view.forecast.opened.reshape(-1), view.forecast.closes.reshape(-1)
         fresh = np.flatnonzero(opened != known)
@@ -88,7 +88,7 @@ class Outlook:
     "comes" in the round in which a client's spare energy, that which no earlier unit is made of,
     reaches one unit: with whole units when they arrive, with a trickle when it has added up. Losses
     in charging, standby and leakage are taken off, except what leaks from a unit that waits. Of
-    several units at once, one a round comes.
+    several units at once, one per round comes.
 
     Every round is looked at once, and at most `horizon` rounds ahead; a gap that is longer closes
     there.

@@ -45,8 +45,8 @@ class Lattice(UniformWindow):
     def init(self, clients: Clients, round: int = 0) -> State:
         if clients.ranks is None or clients.peers is None:
             raise InputError(
-                "the lattice needs each client's rank among the clients of its cycle and start, and how many "
-                "they are; hand both out when a client enrols."
+                "the lattice needs each client's rank among the clients with its cycle and start, and their number; "
+                "assign both when a client enrols."
             )
         return super().init(clients, round)
 

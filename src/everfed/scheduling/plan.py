@@ -37,7 +37,7 @@ class PlanStep:
 class Schedule:
     """A fleet under a policy, stepped round by round: energy arrives, clients decide, pay.
 
-    seed may have shape [S, 1]; every array then has shape [S, N], one row a seed.
+    seed may have shape [S, 1]; every array then has shape [S, N], one row per seed.
     """
 
     def __init__(self, fleet: Fleet, policy: Policy, seed: Seeds) -> None:
@@ -114,13 +114,13 @@ def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
         return
     first = cut[0]
     message = (
-        f"{rounds} rounds do not hold a whole number of windows for {len(cut)} of {len(fleet)} clients "
+        f"{rounds} rounds do not contain a whole number of windows for {len(cut)} of {len(fleet)} clients "
         f"(client {some(cut, 3)}; the first has a cycle of {fleet.cycles()[first]}"
         + (f" from round {fleet.offsets()[first]}" if fleet.offsets()[first] else "")
         + "); their last window is cut short."
     )
     if strict:
-        raise InputError(message + " Choose a multiple of every cycle, or leave strict_horizon off.")
+        raise InputError(message + " Choose a multiple of every cycle, or turn strict_horizon off.")
     warnings.warn(message, EverfedWarning, stacklevel=3)
 
 

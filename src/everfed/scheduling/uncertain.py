@@ -94,9 +94,7 @@ class Thrifty(Policy):
 
     def __post_init__(self) -> None:
         if isinstance(self.min_units, bool) or self.min_units != int(self.min_units) or self.min_units < 1:
-            raise InputError(
-                f"min_units is {self.min_units}; it is a whole number of units, at least the 1 that a round costs."
-            )
+            raise InputError(f"min_units is {self.min_units}; it must be a whole number of at least 1.")
         if not 0.0 < self.chance <= 1.0:
             raise InputError(f"chance is {self.chance}; it must be above 0 and at most 1.")
 
@@ -105,7 +103,7 @@ class Thrifty(Policy):
         if np.any(capacity < self.min_units):
             short = int(np.argmax(capacity < self.min_units))
             raise InputError(
-                f"client {clients.ids[short]} has a battery of {clients.capacity[short]:g} units and would wait for "
+                f"client {clients.ids[short]} has a battery of {clients.capacity[short]:g} units, below min_units = "
                 f"{self.min_units}; it could never train."
             )
         if self.min_units == 1 and self.chance == 1.0:
@@ -113,9 +111,9 @@ class Thrifty(Policy):
         again = np.full(len(clients.ids), np.nan) if clients.again is None else clients.again
         if np.any(np.isnan(again)):
             raise InputError(
-                f"thrifty cannot weigh client {clients.ids[int(np.argmax(np.isnan(again)))]}: it knows the long-run "
-                "chance of taking part only where whole units come by bernoulli or markov arrivals into a battery "
-                "without losses. Take self-weighted, or min_units = 1 and chance = 1."
+                f"thrifty cannot compute the scale of client {clients.ids[int(np.argmax(np.isnan(again)))]}: it needs "
+                "bernoulli or markov arrivals of whole units and a battery without losses. Use self-weighted, or "
+                "min_units = 1 and chance = 1."
             )
         chances = [
             participation_chance(1.0 / int(cycle), float(room), self.min_units, self.chance, float(often))

@@ -63,7 +63,7 @@ class Setting:
     def local_rates(self, round: int) -> float:
         """The sum of the local steps' learning rates in a round."""
         if self.optimizer is None:
-            raise InputError("this server rule needs the clients' learning rate, which is not known here.")
+            raise InputError("this server rule needs the clients' learning rate, which is unknown here.")
         first = round * self.local_steps
         total = self.rounds * self.local_steps
         return sum(rate(self.optimizer, first + step, total) for step in range(self.local_steps))
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
     update: Tensor | None  # None: nothing moves the model
     weight: float  # the coefficients of all updates in it, summed
-    losses: Tensor | None  # one a participant
+    losses: Tensor | None  # one per participant
     finite: Tensor | None  # which participants' results are
 
 

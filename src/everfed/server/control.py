@@ -70,7 +70,7 @@ class _Scaffold(Aggregator):
         super().__init__(rule, setting)
         known = setting.optimizer
         if known is not None and (not isinstance(known, SGD) or known.momentum):
-            raise InputError("SCAFFOLD needs clients with plain SGD (momentum 0): it reads gradients off updates.")
+            raise InputError("SCAFFOLD needs clients with plain SGD (momentum 0): it computes gradients from updates.")
         self.own = Vectors(len(setting.shares), setting.size, setting.device, place)
         self.mean = torch.zeros(setting.size, device=setting.device)
         self.change = torch.zeros_like(self.mean)  # of `mean`, by this round's participants

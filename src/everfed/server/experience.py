@@ -40,7 +40,7 @@ class FedAU(PlainRule):
 
 
 class _MeanInterval:
-    """FedAU's three numbers a client, brought up to date when the client shows up."""
+    """FedAU's three numbers per client, brought up to date when the client shows up."""
 
     def __init__(self, clients: int, cutoff: int) -> None:
         self.cutoff = cutoff

@@ -69,7 +69,7 @@ class _Gossip(Aggregator):
 
     def explain(self) -> list[str]:
         each = 4 * self.setting.size / 1e6
-        return [f"one model, {each:.3g} MB, for every round after which some client was last sent one"]
+        return [f"one model, {each:.3g} MB, per round that is the last of some client"]
 
     def coefficients(self, round: int, clients: Ints, scales: Floats) -> Floats:
         return self.rate * super().coefficients(round, clients, scales)

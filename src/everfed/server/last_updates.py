@@ -126,7 +126,7 @@ class Varp(PlainRule):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.memory <= 1.0:
-            raise InputError(f"memory is {self.memory}; the weight of the last update is from 0 to 1.")
+            raise InputError(f"memory is {self.memory}; the weight of the last update must be from 0 to 1.")
         check_place(self.place)
 
     def start(self, setting: Setting) -> Aggregator:
@@ -202,8 +202,8 @@ class _Mifa(_Remembering):
         super().__init__(rule, setting, place)
         if setting.optimizer is None:
             raise InputError(
-                "MIFA divides updates by the clients' learning rate, which is not known here; "
-                "with a constant rate, last-updates does the same once everybody has taken part."
+                "MIFA divides updates by the clients' learning rate, which is unknown here; with a constant rate, "
+                "last-updates is the same once every client has taken part."
             )
         self.wait = wait
 

@@ -92,7 +92,7 @@ class Truncated(PlainRule):
 
     def __post_init__(self) -> None:
         if not (self.limit >= 1.0 and math.isfinite(self.limit)):
-            raise InputError(f"limit is {self.limit}; it must be at least 1, the scale of an everyday client.")
+            raise InputError(f"limit is {self.limit}; it must be at least 1, the scale of a client with cycle 1.")
 
     def weighting(self, clients: int) -> Weighting:
         return CappedScales(self.limit)

@@ -39,8 +39,8 @@ class Server:
         self.rule, self.optimizer, self.skips = rule.start(setting), optimizer, on_divergence == "skip"
         if self.rule.starts and optimizer != ServerSGD():
             raise InputError(
-                f"server_optimizer is {optimizer!r}, and this server rule sends clients models of its own, "
-                "which no server optimiser moves; leave it out, and set the rule's rate instead."
+                f"server_optimizer is {optimizer!r}, but this server rule sends its own models to clients, which a "
+                "server optimiser does not affect; remove it, and set the rule's rate instead."
             )
         self.params = setting.initial
         self.state = optimizer.init(setting.size, setting.device)
@@ -83,7 +83,7 @@ class Server:
         if bad and not self.skips:
             raise DivergenceError(
                 f"training diverged in round {round}: the updates of client {some(bad)} are not finite. "
-                "Lower the learning rate, or drop such updates with on_divergence='skip'."
+                "Lower the learning rate, or ignore such updates with on_divergence='skip'."
             )
         if not fits:
             raise DivergenceError(

@@ -1,4 +1,4 @@
-"""One vector a client, kept by the server between rounds: on the device that trains, or on disk.
+"""One vector per client, kept by the server between rounds: on the device that trains, or on disk.
 
 Only clients that have been seen take room, so memory follows participants (`learning/rows.py`).
 """
@@ -57,8 +57,8 @@ def _check_room(wanted: int, device: torch.device) -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if wanted > free:
         raise InputError(
-            f"the server rule keeps a vector of every client, {_readable(wanted)} together, and "
-            f"{_readable(free)} are free on {device.type}; keep them on disk with place='disk'."
+            f"the server rule keeps a vector per client, {_readable(wanted)} in total, but {_readable(free)} are free "
+            f"on {device.type}; keep them on disk with place='disk'."
         )
 
 

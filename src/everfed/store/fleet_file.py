@@ -46,7 +46,7 @@ def load_fleet(folder: Path) -> Fleet | None:
         structure = json.loads((file.metadata() or {}).get("fleet", "null"))
     made = _put_together(structure, arrays)
     if not isinstance(made, Fleet):
-        raise InputError(f"'{folder / NAME}' holds no fleet.")
+        raise InputError(f"'{folder / NAME}' does not contain a fleet.")
     return made
 
 
@@ -75,7 +75,7 @@ def _put_together(structure: Any, arrays: Arrays) -> Any:
         return tuple(items) if structure["tuple"] else items
     kind = _known(structure["class"])
     if kind is None:
-        raise InputError(f"the fleet is made of '{structure['class']}', which is not known here.")
+        raise InputError(f"the fleet is made of '{structure['class']}', which is unknown here.")
     return kind(**{name: _put_together(part, arrays) for name, part in structure["fields"].items()})
 
 

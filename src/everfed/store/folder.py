@@ -4,7 +4,7 @@ experiment.toml              the experiment as run, every default written out
 fleet.safetensors            a fleet of the user's own that no experiment file can describe
 traces/                      the recorded supplies that it names, as they were when it began
 environment.json             versions, hardware and trainer, one entry for each time the run was started
-records.arrow                one row a round
+records.arrow                one row per round
 checkpoint-*.safetensors     until the run is done
 model.safetensors            when it is: the trained model
 result.json                  when it has ended: state and final metrics
@@ -86,7 +86,7 @@ class RunFolder:
             self.release()
             said = "; ".join(f"{key} was {was!r}, now {now!r}" for key, (was, now) in different.items())
             raise InputError(
-                f"the run folder '{self.path}' holds another experiment: {said}. "
+                f"the run folder '{self.path}' holds a different experiment: {said}. "
                 "Resume it unchanged, or choose another folder."
             )
         whole: Experiment = restored(stored, objects(pinned))
@@ -168,7 +168,7 @@ def read_experiment(folder: Path) -> Experiment:
         return stored
     fleet = load_fleet(folder)
     if fleet is not None and fingerprint(fleet) != stored.fleet.fingerprint:
-        raise InputError(f"'{folder / FLEET_FILE}' is not the fleet that the run began with.")
+        raise InputError(f"'{folder / FLEET_FILE}' is not the fleet that the run started with.")
     return stored if fleet is None else replace(stored, fleet=fleet)
 
 
@@ -214,7 +214,7 @@ def _check_traces(folder: Path, stored: Experiment, now: Experiment) -> None:
     for (kept, was), (path, is_now) in zip(_traces(stored), _traces(now), strict=False):
         if was and Path(kept).name == Path(path).name and was != is_now:
             raise InputError(
-                f"the trace {path} is not the one that the run in '{folder}' began with: its SHA-256 is "
+                f"the trace {path} is not the one that the run in '{folder}' started with: its SHA-256 is "
                 f"{is_now[:12]}..., and that of the copy there is {was[:12]}...; put the old file back, or choose "
                 "another folder."
             )
@@ -235,8 +235,8 @@ def disk_error(path: Path, error: OSError) -> StoreError:
     """One sentence for what the disk said."""
     reason = error.strerror or str(error)
     return StoreError(
-        f"the run folder '{path}' cannot be written: {reason}. Nothing before the last checkpoint is lost; "
-        "make room or choose another folder, then resume with the same command."
+        f"the run folder '{path}' cannot be written: {reason}. Everything up to the last checkpoint is kept; free "
+        "some space or choose another folder, then resume with the same command."
     )
 
 

@@ -63,7 +63,7 @@ def seed_effects(
         raise InputError(f"repeats is {repeats}; a variance needs at least 2.")
     kinds = [kind for kind in KINDS if getattr(experiment, f"{kind}_seed") is None]
     if not kinds:
-        raise InputError("the experiment pins all four seeds, so its runs are alike; leave one of them out.")
+        raise InputError("the experiment fixes all four seeds, so its runs are identical; remove one of them.")
     runs = [run for repeat in range(repeats) for run in _designed(experiment, kinds, repeat, Path(out))]
     left = [run for run in runs if not (run.folder / "result.json").exists()]
     if left:

@@ -52,7 +52,7 @@ def paper_fleet() -> tuple[Fleet, Floats]:
 def trajectory(
     method: Method, fleet: Fleet, centres: Floats, step: float, noise: float, rounds: int, seeds: Ints, start: float
 ) -> Iterator[Floats]:
-    """w after every round, [S]: one number a seed."""
+    """w after every round, [S]: one number per seed."""
     schedule = Schedule(fleet, method.policy, seeds.astype(np.uint64)[:, None])
     count, clients = len(seeds), len(fleet)
     weigher = method.server.weighting(count * clients)

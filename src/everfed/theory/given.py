@@ -37,7 +37,7 @@ def whole_rounds(value: int, local_steps: int) -> int:
     if iterations % local_steps:
         below = iterations - iterations % local_steps
         raise InputError(
-            f"iterations is {iterations} with {local_steps} local steps a round; the bound holds at the end of a "
+            f"iterations is {iterations} with {local_steps} local steps per round; the bound holds at the end of a "
             f"round: take {below} or {below + local_steps}."
         )
     return iterations
@@ -46,7 +46,7 @@ def whole_rounds(value: int, local_steps: int) -> int:
 def shares_of(shares: Sequence[float] | Floats, clients: int) -> Floats:
     p = _array("shares", shares)
     if p.shape != (clients,):
-        raise InputError(f"{p.size} shares were given for {clients} cycles; give one share a client.")
+        raise InputError(f"{p.size} shares were given for {clients} cycles; give one share per client.")
     if not (np.all(p >= 0.0) and math.isclose(p.sum(), 1.0, rel_tol=1e-6)):
         raise InputError(f"shares must be non-negative and sum to 1; these sum to {p.sum():g}.")
     return p
@@ -57,7 +57,7 @@ def sigmas_of(sigma: float | Sequence[float] | Floats, clients: int) -> Floats:
     if s.ndim == 0:
         s = np.full(clients, float(s))
     if s.shape != (clients,):
-        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one a client.")
+        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one per client.")
     bad = np.flatnonzero(~((s >= 0.0) & np.isfinite(s)))
     if len(bad):
         raise InputError(f"the sigma of client {some(bad)} is {s[bad[0]]:g}; it must be zero or a positive number.")
@@ -68,4 +68,4 @@ def _array(name: str, values: Any) -> Floats:
     try:
         return np.asarray(values, np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"{name} must be numbers, one a client; got {values!r}.") from None
+        raise InputError(f"{name} must be numbers, one per client; got {values!r}.") from None

@@ -95,8 +95,8 @@ def compare(
     failure = ""
     if difference > tolerance:
         failure = (
-            f"trains other updates than plain autograd from this run's own data: {where} is "
-            f"{in_words(difference)} off, where {in_words(tolerance)} could be rounding"
+            f"computes different updates than plain autograd on this run's data: {where} is "
+            f"{in_words(difference)} off, and rounding explains at most {in_words(tolerance)}"
         )
     return Check(who, difference, tolerance, failure, note)
 
@@ -117,7 +117,7 @@ def fails(make: Callable[[Task], Trainer], task: Task) -> str:
 
 
 def _failure(error: BaseException) -> str:
-    return f"fails on this run's own data ({_first_line(error)})"
+    return f"fails on this run's data ({_first_line(error)})"
 
 
 def _copyable(rules: tuple[GradientRule, ...]) -> tuple[tuple[GradientRule, ...], str]:
