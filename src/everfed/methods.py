@@ -31,7 +31,7 @@ from everfed.server import (
 
 @dataclass(frozen=True)
 class Method:
-    """Who trains when, what the server does with it, a title for tables and figures, and why one would use it."""
+    """A policy and a server rule, with a title for tables and figures and a one-line description."""
 
     policy: Policy
     server: ServerRule = Sum()
@@ -47,9 +47,9 @@ class Method:
 
 
 def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> Method:
-    """What a user names a method by: a name of `METHODS`, a `Method`, or a policy, whose updates are summed.
+    """A method from a name in `METHODS`, a `Method`, or a policy, whose updates are then summed.
 
-    server: the rule that a policy goes with instead. A method has its own, which this must not contradict.
+    server: a server rule to use with a policy. For a method, it must equal the method's own.
 
     >>> as_method("truncated").policy, as_method(Greedy()).server
     (UniformWindow(scaled=True), Sum())
@@ -71,7 +71,7 @@ def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> 
 
 
 def _refused(kind: str, what: Any, right: str) -> InputError:
-    """right: what would be, where nothing better can be said of this."""
+    """right: what to suggest if nothing more specific applies."""
     if isinstance(what, type) and issubclass(what, Policy):
         right = f"that is a class; give an instance, such as {what.__name__}()."
     elif hasattr(what, "step"):

@@ -1,4 +1,4 @@
-"""Plans for whatever names a method: who trains in which round, before any training."""
+"""Plans: which clients train in which round, before any training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from everfed.scheduling.silent import warn_of_silent
 def plan(
     fleet: Fleet, method: str | Method | Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
 ) -> Iterator[PlanStep]:
-    """Yield one PlanStep a round. method: a name, a `Method` or a policy; the server's rule has no part in a plan.
+    """Yield one PlanStep per round. method: a name, a `Method` or a policy; plans do not depend on the server rule.
 
-    A horizon that some client's cycle does not divide cuts that client's last window short: it may
-    then take part once less than its energy allows (in Algorithm 1, rounds stay unbiased). That is a warning, or
-    an error with strict_horizon=True. Clients that will never train are a warning, too.
+    If a client's cycle does not divide the horizon, its last window is cut short and it may take part once less than
+    its energy allows (with Algorithm 1, rounds stay unbiased). This gives a warning, or an error with
+    strict_horizon=True. Clients that never train also give a warning.
 
     >>> fleet = Fleet.from_cycles([1, 2])
     >>> [step.clients.tolist() for step in plan(fleet, "greedy", rounds=4)]

@@ -1,4 +1,4 @@
-"""What a schedule does to training, judged beforehand: bias, noise, energy, and how far it is from the best."""
+"""Audits of a schedule before training: bias, variance, energy, and the distance from the optimum."""
 
 from everfed.auditing.audit import Audit, audit
 from everfed.auditing.figures import Figures

@@ -1,4 +1,4 @@
-"""Which device deserves a bigger panel: tried one by one, on the fleet as it is."""
+"""Which device to upgrade first, found by trying each on the current fleet."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def _after(noise: Noise, own: Floats, exact: float, clients: Ints) -> Iterator[t
 
 
 def _sharing(noise: Noise, client: int) -> Ints:
-    """Whoever shares a draw with this client, before or after its cycle falls; the variance of all others stays."""
+    """The clients that share a draw with this one, before or after its cycle is shortened; the others' variance stays.
+    """
     if type(noise.policy) is not Lattice:
         return np.array([client])
     cycles, offsets = noise.fleet.cycles(), noise.fleet.offsets()

@@ -1,8 +1,8 @@
-"""Where the noise of a round comes from, client by client, and which device deserves a bigger panel.
+"""The variance of a round by client, and which device to upgrade first.
 
 For given updates delta_i the variance of sum over participants of share * scale * delta is exact from the
 schedule's law: sum_i p_i^2 (E_i - 1) |delta_i|^2 for Algorithm 1. It is an average over the rounds of the run,
-in which clients that have not started yet are silent for certain.
+in which clients that have not started do not take part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Variance:
         return Variance(self.measured, None, self.lemma2)
 
     def advice(self) -> str:
-        """Which device should get a bigger panel first."""
+        """Which device to upgrade first."""
         if self.exact is None or not self.upgrade_known:
             return _UNKNOWN
         if self.upgrade:

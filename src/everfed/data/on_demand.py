@@ -1,7 +1,7 @@
-"""Clients' samples that are loaded when they are needed, so that memory follows participants.
+"""Samples that are loaded on demand, so that memory depends on the participants only.
 
-A `ClientSource` knows how many samples each client has and reads those of the clients it is asked
-for. `OnDemand` makes federated data of one: it stands wherever `FederatedData` does.
+A `ClientSource` returns the number of samples per client, and the samples of requested clients. `OnDemand` turns it
+into federated data, usable wherever `FederatedData` is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from everfed.data.federated import check_labels
 from everfed.data.plain import as_pair
 from everfed.errors import InputError, some
 
-# Clients of a group whose labels stand for all of its clients.
+# Clients of a group that are sampled to estimate its labels.
 _LABELS_FROM = 200
 
 Samples = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class ClientSource(Protocol):
-    """Where clients' samples come from. Any object with these methods will do."""
+    """The protocol of a source of samples."""
 
     def __len__(self) -> int:
         """How many clients there are."""
@@ -38,9 +38,9 @@ class ClientSource(Protocol):
         ...
 
     def read(self, clients: Ints) -> Samples:
-        """(x, y) of these clients, client after client in the order given.
+        """(x, y) of these clients, concatenated in the order given.
 
-        The same call gives the same samples every time: minibatches are drawn by their place.
+        The same call must return the same samples every time: minibatches are drawn by index.
         """
         ...
 
@@ -108,7 +108,7 @@ class OnDemand:
 
     @cached_property
     def _first(self) -> Samples:
-        """Client 0's samples: all others must be like them."""
+        """Client 0's samples; all others must have the same type and shape."""
         return self._read(np.array([0]))
 
     def sizes(self) -> Ints:
@@ -121,7 +121,7 @@ class OnDemand:
         return shares
 
     def read(self, clients: Ints) -> Samples:
-        """(x, y) of these clients, one after the other, checked as data in memory are."""
+        """(x, y) of these clients, concatenated and checked like data in memory."""
         if len(clients) == 0:
             return self._first[0][:0], self._first[1][:0]
         outside = clients[(clients < 0) | (clients >= len(self))]
@@ -139,7 +139,7 @@ class OnDemand:
         return x, y
 
     def _check(self, samples: Samples, whose: str) -> None:
-        """Samples of one kind, finite, with labels that exist."""
+        """Check that samples have one type and shape and are finite, and that labels are valid."""
         for what, found, first in zip(("samples", "labels"), samples, self._first, strict=True):
             if (found.dtype, found.shape[1:]) != (first.dtype, first.shape[1:]):
                 raise InputError(
@@ -157,7 +157,7 @@ class OnDemand:
     def label_mixes(self, groups: Sequence[Ints]) -> list[Floats]:
         """[classes] for each group of clients: how often it holds each class.
 
-        Of a large group, from clients spread evenly over it: an estimate, which needs no pass over all.
+        For a large group, an estimate from clients spread evenly over it.
         """
         mixes = []
         for clients in groups:
@@ -172,6 +172,6 @@ class OnDemand:
 
 
 def _named(clients: Ints) -> str:
-    # Asked for at every read: no list of all clients is made.
+    # Checked at every read, without a list of all clients.
     first = ", ".join(map(str, clients[:3].tolist()))
     return f"client {first}" + (f" and {len(clients) - 3} more" if len(clients) > 3 else "")

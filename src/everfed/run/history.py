@@ -1,4 +1,4 @@
-"""What a run leaves behind: one record per round, and the trained model."""
+"""The results of a run: one record per round, and the trained model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everfed.learning.evaluate import Metrics
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in one round."""
+    """The record of one round."""
 
     round: int
     participants: Ints

@@ -1,7 +1,6 @@
-"""What every way to run an experiment is built from: its fleet, data, model, server, trainer and evaluator.
+"""The parts of a run: fleet, data, model, server, trainer and evaluator.
 
-Each is made once and handed to whoever needs it. A Ray worker asks for a trainer and no server; a Flower server
-for no trainer; a run on this machine for all of them.
+A Ray worker needs a trainer but no server, a Flower server no trainer, a local run all of them.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from everfed.trainers import choose
 
 
 class Setup:
-    """An experiment's fleet, data and model, checked against each other and on the device."""
+    """An experiment's fleet, data and model, checked for consistency and moved to the device."""
 
     def __init__(self, experiment: Experiment, data: FederatedData | OnDemand | None = None) -> None:
-        """data: in place of the experiment's own."""
+        """data: overrides the experiment's data."""
         self.experiment = experiment
         self.device = resolve_device(experiment.device)
         set_precision(experiment.precision, self.device)
@@ -72,7 +71,7 @@ class Setup:
         starts: Starts | None = None,
         memory_budget: int | None = None,
     ) -> Trainer:
-        """gradients, starts: what the server rule asks of clients. memory_budget: bytes for those trained at once."""
+        """gradients, starts: required by the server rule. memory_budget: bytes for those trained at once."""
         if memory_budget is not None:
             check_count("memory_budget", memory_budget)
         e = self.experiment
@@ -93,9 +92,9 @@ class Setup:
         )
 
     def look_ahead(self, waits: bool = False, strict_horizon: bool = False) -> bool:
-        """Warn of windows that are cut short and of clients that never train; False: too large a run to look ahead.
+        """Warn about cut windows and clients that never train; False: the run is too large to look ahead.
 
-        waits: whether the server rule moves nothing before everybody has taken part.
+        waits: whether the model does not move until every client has taken part.
         """
         rounds = self.experiment.rounds
         check_horizon(self.fleet, rounds, strict_horizon)
@@ -109,7 +108,7 @@ class Setup:
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """auto takes a GPU if there is one; cuda asked for and absent is an error."""
+    """auto uses a GPU if there is one; cuda without a GPU is an error."""
     name = str(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,7 +122,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
 def _instance(
     model: models.Model | nn.Module | Callable[[], nn.Module] | str, data: FederatedData | OnDemand, seed: int
 ) -> nn.Module:
-    """The initial model: a copy of the user's, or a new one made under the seed."""
+    """The initial model: a copy of the user's, or a new one initialised with the seed."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
