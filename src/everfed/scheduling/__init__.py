@@ -1,4 +1,4 @@
-"""Who trains when, decided by each client for itself."""
+"""Schedules: each client decides when it trains."""
 
 from everfed.scheduling.foresight import KnownArrivals, Outlook
 from everfed.scheduling.lattice import Lattice

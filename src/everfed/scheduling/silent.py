@@ -1,4 +1,4 @@
-"""Clients that never train: who they are, in groups, and why, in words."""
+"""Clients that never train, by group, with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everfed.errors import EverfedWarning, some
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy, Policy
 
-# Clients times rounds that are worth a look ahead; a run of more is judged when it has ended.
+# Clients times rounds up to which a run is checked ahead; larger ones are checked after the run.
 _MOST_STEPS = 2_000_000
 
 _LATE = "their first energy arrives after the run"
@@ -31,10 +31,9 @@ _CHANCE = "no round was drawn for them"
 
 
 def warn_of_silent(schedule: Schedule, rounds: int, seed: int, consequence: str = "") -> bool:
-    """Warn of clients that will never train; False: too large a run to look ahead. consequence: said as well.
+    """Warn about clients that never train; False: the run is too large to look ahead. consequence: added to the text.
 
-    Who trains depends on energy and chance alone, so the schedule, which must not have begun, is stepped until
-    everybody has trained once.
+    The schedule does not depend on training, so it is stepped from its start until every client has trained once.
     """
     silent = np.ones(len(schedule.fleet), np.bool_)
     seen_ahead = min(schedule.policy.foresight, int(schedule.fleet.cycles().max()))  # by the policy itself
@@ -50,7 +49,7 @@ def warn_of_silent(schedule: Schedule, rounds: int, seed: int, consequence: str 
 
 
 def never_trained(fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed: int) -> str:
-    """One sentence about the clients that take no part in these rounds; empty if there are none."""
+    """One sentence about the clients that never take part in these rounds; empty if there are none."""
     who = np.flatnonzero(silent)
     if len(who) == 0:
         return ""

@@ -113,7 +113,7 @@ class Aggregator:
         return weights / weights.sum() if self.rule.normalizes and len(weights) else weights
 
     def open(self, round: int, clients: Ints, scales: Floats, skip: bool = False) -> None:
-        """Begin a round. skip: participants whose results are not finite count as absent."""
+        """Start a round. skip: participants whose results are not finite count as absent."""
         self.round, self.clients, self.skip = round, clients, skip
         self._before = {n: v[clients] for n, v in self.weighting.state_dict().items()} if skip else {}
         self._weights = self.coefficients(round, clients, scales) if len(clients) else np.zeros(0)

@@ -1,4 +1,4 @@
-"""The server of a run: its parameters, and what a round's results do to them."""
+"""The server of a run: its parameters, and their update from a round's results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everfed.server.rules import ServerRule
 
 
 class Moved(NamedTuple):
-    """What one round did to the model."""
+    """The effect of one round on the model."""
 
     length: float  # of the server's step
     weight: float  # the coefficients of all updates in it, summed
@@ -26,7 +26,7 @@ class Moved(NamedTuple):
 
 
 class Server:
-    """A server rule and an optimiser at work. In every round: `open`, `add` each part of the results, `aggregate`
+    """The state of a server rule and an optimiser. In every round: `open`, `add` each chunk of results, `aggregate`
     them into the round's update, then `step`."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Server:
         update, losses, finite = outcome.update, outcome.losses, outcome.finite
         if update is None and not self.state:
             return Moved(0.0, 0.0, None, ())
-        # A server optimiser with momentum goes on moving when nobody trains.
+        # A server optimiser with momentum keeps moving when no client trains.
         update = torch.zeros_like(self.params) if update is None else update
         change = self.optimizer.step(update, self.state)
         params = self.params + change

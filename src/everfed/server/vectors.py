@@ -1,6 +1,6 @@
-"""One vector per client, kept by the server between rounds: on the device that trains, or on disk.
+"""One vector per client, kept by the server between rounds, on the training device or on disk.
 
-Only clients that have been seen take room, so memory follows participants (`learning/rows.py`).
+Only clients that have taken part need memory (`learning/rows.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Vectors:
         self.rows = ClientRows({"vector": torch.zeros(0, size, device=device)}, clients, device, place)
 
     def bytes(self) -> int:
-        """Room that all clients' vectors take together."""
+        """Bytes needed for the vectors of all clients."""
         return 4 * self.clients * self.size
 
     def explain(self, what: str) -> str:
