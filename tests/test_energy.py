@@ -152,7 +152,7 @@ class TestMarkov:
         for r in (0, 17, 299):
             np.testing.assert_array_equal(Markov(cycles, offsets).harvest(r, 9), stepped[r])
 
-    @pytest.mark.parametrize(("cycle", "spell", "words"), [(5, 0.5, "more than 1 round"), (2, 1.5, "2 rounds even by")])
+    @pytest.mark.parametrize(("cycle", "spell", "words"), [(5, 0.5, "more than 1 round"), (2, 1.5, "2 rounds at")])
     def test_spells_shorter_than_chance_makes_them_are_refused(self, cycle, spell, words):
         with pytest.raises(InputError, match=words):
             Markov(np.array([cycle]), np.array([0]), spell=spell)

@@ -320,8 +320,8 @@ def test_unfinished_and_empty_runs_are_told(tmp_path):
     assert data["lines"][0]["loss"]["rounds"] == [4, 8, 12, 16, 20, 24]
     assert data["lines"][0]["final"]["accuracy"]["runs"] == 1
     assert data["notes"] == [
-        "Left out, since they have not finished a round: Algorithm 1, seed 2 (running).",
-        "Algorithm 1: not done, and left out of its averages: seed 1 (running).",
+        "Omitted, since they have not finished a round: Algorithm 1, seed 2 (running).",
+        "Algorithm 1: not done, and omitted from its averages: seed 1 (running).",
     ]
     assert [run["state"] for run in data["runs"]] == ["done", "running"]
     alone = page_data([running])

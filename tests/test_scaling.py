@@ -99,7 +99,7 @@ def test_a_disk_without_room_is_an_error_in_words():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(ef.InputError, match=r"no room on disk for .* set TMPDIR"):
+        with pytest.raises(ef.InputError, match=r"not enough disk space for .* set TMPDIR"):
             rows.gather(np.arange(50))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
