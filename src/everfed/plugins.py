@@ -1,4 +1,4 @@
-"""Packages of one's own that register kinds: named in a file, on the command line, or installed.
+"""Plugins: modules that register kinds, named in a file or on the command line, or installed.
 
 An installed package names its module in the entry point group `everfed.plugins`.
 """
@@ -45,7 +45,7 @@ def load_installed() -> None:
 
 @cache
 def import_installed() -> list[str]:
-    """The same, with the warnings kept until somebody hears them."""
+    """The same, returning the warnings."""
     complaints = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.value):
         try:

@@ -1,4 +1,4 @@
-"""The kinds that experiments are made of, by word and name, built in or of a package of one's own.
+"""The kinds that experiments are made of, by word and name, built in or from plugins.
 
 A word is the key of experiment files that a kind is named under. The module that defines the contract of
 a word builds the word's table here, and `register` adds a row to it from outside:
@@ -98,7 +98,7 @@ def register(word: str, name: str) -> Callable[[Kind], Kind]:
         _check(found, kind, f"the {word} '{name}'")
         found.rows[name] = kind
         _ORIGINS.pop(id(kind), None)
-        if module in sys.modules and module not in ("__main__", "__mp_main__"):  # else nobody can import it by name
+        if module in sys.modules and module not in ("__main__", "__mp_main__"):  # else it cannot be imported by name
             _ORIGINS[id(kind)] = module
         return kind
 

@@ -17,7 +17,7 @@ class Figures:
 
     participation_rate: Floats | None = None
     mean_weight: Floats | None = None  # mean of join * scale; 1 is unbiased
-    gap_mean: Floats | None = None  # rounds between two participations in a run; NaN: nobody can take part twice
+    gap_mean: Floats | None = None  # rounds between two participations in a run; NaN: clients cannot take part twice
     gap_variance: Floats | None = None
     round_weight_mean: float | None = None  # W_r = sum over participants of share * scale, over all rounds
     round_weight_variance: float | None = None

@@ -50,7 +50,7 @@ class Noise:
         return offered, np.maximum(needed, offered)
 
     def with_more_energy(self, clients: Ints) -> Noise | None:
-        """So much more for these that their cycles are a round shorter; None: nobody knows how that would come."""
+        """The same with one round shorter cycles for these clients; None: not computable for these arrivals."""
         sooner = self.fleet.cycles().copy()
         sooner[clients] -= 1
         arrivals = self.fleet.arrivals

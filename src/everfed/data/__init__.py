@@ -1,4 +1,4 @@
-"""Federated data: what each client holds, and what everybody is tested on."""
+"""Federated data: clients' samples and a common test set."""
 
 from everfed.data.augment import AUGMENTS
 from everfed.data.dataset import Dataset

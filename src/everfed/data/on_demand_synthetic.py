@@ -44,7 +44,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class SyntheticDataset(CentralDataset):
-    """Synthetic data before anybody owns them."""
+    """Synthetic data before the split."""
 
     options: Synthetic
     tested_on: int = _TEST

@@ -25,7 +25,7 @@ class Device:
 
     active_w: power while it trains, W. sleep_w: power while it waits for the next round, W.
     step_s: seconds of one local step; it depends on the model, so a preset's is only a start.
-    source: who published the powers ("": nobody, they are guesses). guessed: figures that are not
+    source: the published source of the powers ("": none, they are guesses). guessed: figures that are not
     from the source.
     """
 

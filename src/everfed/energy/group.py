@@ -157,7 +157,7 @@ class DeviceGroup:
 
     @property
     def guesses(self) -> tuple[str, ...]:
-        """Figures that nobody published and the user did not give."""
+        """Values without a published source that the user did not set."""
         found = [f"{self.device} {name}" for name in self.computer.guessed]
         return (*found, *(f"{self.radio} {name}" for name in devices.radio(self.radio).guessed))
 

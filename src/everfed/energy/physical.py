@@ -57,7 +57,7 @@ class Assumptions:
     train_s: float  # seconds of a round that a participant computes
     air_s: float  # seconds of it that its radio sends or listens
     source: str  # where the energy comes from, and how it goes on
-    guesses: tuple[str, ...]  # figures of the presets that nobody published
+    guesses: tuple[str, ...]  # values of the presets without a published source
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

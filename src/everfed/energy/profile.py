@@ -39,7 +39,7 @@ class Profile:
     gain: Floats
     offsets: Ints
     repeats: bool | Sequence[bool] = True
-    known_cycles: Ints | None = None  # [N] where somebody knows better than the mean, losses included
+    known_cycles: Ints | None = None  # [N] overrides the cycles computed from the mean, losses included
 
     def __post_init__(self) -> None:
         table, gain = tuple(np.asarray(row, np.float64) for row in self.table), np.asarray(self.gain, np.float64)

@@ -1,4 +1,4 @@
-"""The times of a trace, whatever they are written in: never read in a unit that nobody gave.
+"""The times of a trace, in any unit that is stated; units are never guessed.
 
 Dates are ISO 8601 (also 20260601 and 20260601T1200), year first. Numbers need a unit, from the
 column's name or from time_unit, unless they can only be a Unix time: the ranges of this century in
@@ -29,7 +29,7 @@ JITTER = 0.01
 
 class Times(NamedTuple):
     """step_s: from row to row. start_s: when the first row begins, as Unix time of its own clock (None: no date).
-    zoned: whether that clock is UTC; else it is a clock whose zone nobody gave."""
+    zoned: whether that clock is UTC; else its time zone is unknown."""
 
     step_s: float
     start_s: float | None

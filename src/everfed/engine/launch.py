@@ -33,7 +33,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """Start a kernel over a grid of programs.
 
     Kernels get a tensor's first address and count from there, so one in another layout would be misread
-    without a word; all are refused here, whoever hands them over.
+    silently, so all are rejected here.
     """
     for number, value in enumerate(args):
         if isinstance(value, Tensor) and not value.is_contiguous():

@@ -92,7 +92,7 @@ class Kernels:
         if moved:  # the table grew: recorded graphs point at the old one
             self.graphs.clear()
         self.given[0] = first
-        # Rows beyond the participants repeat the first one, and nobody reads them.
+        # Rows beyond the participants repeat the first one and are not read.
         self.given[1 : 1 + count] = clients[0]
         self.given[1 : 1 + len(clients)] = clients
         self.given[1 + program.room : 1 + program.room + count] = rows

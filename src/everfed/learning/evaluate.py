@@ -45,7 +45,7 @@ class Metrics:
     own: dict[str, float] = field(default_factory=dict)  # the metrics that the run asked for
 
     def value(self, name: str) -> Any:
-        """A metric by name, of everfed's or of one's own."""
+        """A metric by name, built-in or custom."""
         if name in self.own:
             return self.own[name]
         if name not in _NAMES:

@@ -120,7 +120,7 @@ class _OnDisk:
         self.values = self.values[:0].copy()  # Windows lets no file grow that is mapped
         try:
             self.file.truncate(rows * each)  # what is added reads as zeros
-            # Reserved now: a mapping that meets a full disk at a write would end the process without a word.
+            # Allocated now: writing to a mapping on a full disk would kill the process silently.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self.file.fileno(), 0, rows * each)
         except OSError as error:

@@ -57,7 +57,7 @@ class Task:
 class Trained(Protocol):
     """Some participants' results. Chunks arrive in the order the participants were given.
 
-    A chunk is good until the next one is asked for: the buffers behind it may be used again.
+    A chunk is valid until the next one is requested, since buffers are reused.
     """
 
     clients: Ints  # [C]
@@ -95,11 +95,11 @@ class Trainer(Protocol):
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
 
-    check: Check | None  # how it compared with plain autograd; None where nobody looked
+    check: Check | None  # how it compared with plain autograd; None if not compared
 
     @property
     def at_once(self) -> int:
-        """The most clients that are trained side by side."""
+        """The largest number of clients trained together."""
         ...
 
     def explain(self) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from everfed.errors import ClusterError, InputError, MissingExtraError
 from everfed.machine import cores
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
 # A worker that asks for no GPU shall see none; Ray asks for this to be said.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
 
@@ -40,7 +40,7 @@ class Cluster:
     nodes: int
 
     def on_gpu(self, device: str) -> bool:
-        """Whether to train on GPUs: where they were asked for, or where there are some and nobody minds."""
+        """Whether to train on GPUs: if requested, or if there are some and the device is auto."""
         if not device.startswith("cuda"):
             return device == "auto" and self.gpus > 0
         if not self.gpus:

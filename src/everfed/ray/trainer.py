@@ -76,7 +76,7 @@ class ShardedTrainer:
 
         coefficients: of the sum that comes back; None: every update does.
         """
-        start = ray.put(params.detach().cpu().numpy())  # once per round, whoever reads it
+        start = ray.put(params.detach().cpu().numpy())  # once per round, for all workers
         places = self._divided(clients)
         orders = {
             share: Order(
@@ -98,7 +98,8 @@ class ShardedTrainer:
             self._copy()
 
     def _divided(self, clients: Ints) -> dict[int, Ints]:
-        """Which of the participants each share trains: its own, or an even part where nobody has homes."""
+        """Which participants each share trains: its own clients, or an even part if clients are not assigned to
+        workers."""
         if self.place == "worker":
             mine = {share: np.flatnonzero(self.home[clients] == share) for share in range(self.shares)}
         else:

@@ -22,7 +22,7 @@ _NOTHING = 1e-6  # of the largest amount: what sums leave over
 
 @dataclass(frozen=True)
 class Account:
-    """One column of the energy books, in words."""
+    """One column of the energy accounts."""
 
     key: str  # of Books
     name: str
@@ -47,7 +47,7 @@ ACCOUNTS = (
 
 @dataclass(frozen=True)
 class Unit:
-    """What energy is told in: `factor` turns the books' amounts into it."""
+    """The unit of energy; `factor` converts the accounts' amounts to it."""
 
     name: str
     words: str
@@ -74,7 +74,7 @@ def amount(run: StoredRun, key: str, unit: Unit) -> float:
 
 
 def accounts(runs: Sequence[StoredRun]) -> list[Account]:
-    """The accounts worth a column: an ideal battery has no leakage, and nobody needs a column of zeros."""
+    """The accounts to show: columns that are zero everywhere are left out."""
     highest = max((getattr(run.energy, a.key) for a in ACCOUNTS for run in runs), default=0.0)
     return [
         a for a in ACCOUNTS if a.always or any(getattr(run.energy, a.key) > _NOTHING * highest for run in runs)
@@ -87,7 +87,7 @@ def wasted_part(run: StoredRun) -> float | None:
 
 
 def fairness(run: StoredRun, clients: int) -> float:
-    """Jain's index of how often each client took part: 1 if all alike, 1/N if one alone, and 1 if nobody did."""
+    """Jain's index of how often each client took part: 1 if all are equal, 1/N if only one did, and 1 if none did."""
     joined = np.concatenate([record.participants for record in run.rounds])
     return jain(np.bincount(joined, minlength=clients))
 

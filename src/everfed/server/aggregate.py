@@ -37,7 +37,7 @@ class Weighting(Protocol):
     def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
         """What multiplies each participant's share; scales: what the participants ask for.
 
-        To be called once for every round in which somebody takes part, in order.
+        Called once per round that has participants, in order.
         """
         ...
 

@@ -21,7 +21,7 @@ class Moved(NamedTuple):
 
     length: float  # of the server's step
     weight: float  # the coefficients of all updates in it, summed
-    train_loss: float | None  # mean minibatch loss of the participants; None if nobody trained
+    train_loss: float | None  # mean minibatch loss of the participants; None if no client trained
     dropped: tuple[int, ...]  # participants whose update was not finite and was left out
 
 

@@ -1,4 +1,4 @@
-"""A fleet as a file: one that no experiment file can describe, kept beside it in a run's folder.
+"""A fleet as a file in a run's folder, for fleets that an experiment file cannot describe.
 
 Only values of everfed's own classes and of registered plugins are written, field by field, so that reading a file
 runs no code but theirs.
@@ -27,7 +27,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def save_fleet(fleet: Fleet, folder: Path) -> bool:
-    """Write the fleet into a folder; False where it has parts of the user's own that are in no table."""
+    """Write the fleet into a folder; False if it has unregistered parts."""
     arrays: Arrays = {}
     try:
         structure = _taken_apart(fleet, arrays)

@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, who may write to it, and how to read it back.
+"""A run's folder: its files, its lock, and how to read it.
 
 experiment.toml              the experiment as run, every default written out
 fleet.safetensors            a fleet of the user's own that no experiment file can describe
@@ -45,7 +45,7 @@ _OWNER = "process "
 
 
 class StoreError(RuntimeError):
-    """The disk refuses, or a folder is in use; the message says what to do."""
+    """The disk cannot be written, or a folder is in use; the message says what to do."""
 
 
 class RunFolder:
@@ -56,7 +56,7 @@ class RunFolder:
         self.lock: IO[bytes] | None = None
 
     def hold(self, experiment: Experiment) -> Experiment:
-        """Create the folder or take it up again; refuse if it is another experiment's, or in use.
+        """Create or reopen the folder; an error if it holds another experiment or is in use.
 
         Returns the experiment as stored: its traces are the copies in the folder.
         """
@@ -114,10 +114,9 @@ class RunFolder:
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Read a run folder, finished or not, even while the run goes on.
+    """Read a run folder, finished or not, even during the run.
 
-    The result is a History (rounds, params, final, curve(...)) with path, experiment, state and
-    environment besides.
+    The result is a History (rounds, params, final, curve(...)) with path, experiment, state and environment.
     """
     folder = Path(path)
     if not (folder / "experiment.toml").exists():
@@ -144,7 +143,7 @@ class Unreadable:
 
 
 def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]:
-    """Read run folders; what is wrong with one of them does not keep the others from being read."""
+    """Read run folders; an unreadable one does not affect the others."""
     runs, unreadable = [], []
     for path in paths:
         try:
@@ -157,7 +156,7 @@ def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]
 
 
 def find_runs(root: str | Path) -> list[Path]:
-    """All run folders below a folder, by name."""
+    """All run folders in a folder and its subfolders, by name."""
     return sorted(path.parent for path in Path(root).rglob("experiment.toml"))
 
 
@@ -254,7 +253,7 @@ def _lock(folder: Path) -> IO[bytes]:
     file = open(folder / "lock", "a+b")  # noqa: SIM115 - held for the length of a run
     if not _locked(file, _STARTER_PATIENCE_S):
         with file:
-            file.seek(len(_OWNER))  # Windows lets nobody else read the first byte
+            file.seek(len(_OWNER))  # on Windows no other process can read the first byte
             owner = file.read().decode(errors="replace").strip()
         raise StoreError(
             f"the run folder '{folder}' is in use by {_OWNER + owner if owner else 'another process'}; "
@@ -267,7 +266,7 @@ def _lock(folder: Path) -> IO[bytes]:
 
 
 def _locked(file: IO[bytes], patience_s: float) -> bool:
-    """Lock an open file until it is closed; False if somebody else holds it all the while."""
+    """Lock an open file until it is closed; False if another process keeps holding it."""
     until = time.monotonic() + patience_s
     while not lock_descriptor(file.fileno(), blocking=False):
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""A run as it lies on disk: its history, and what it was a run of."""
+"""A stored run: its history and its experiment."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def seed_effects(
     value: Callable[[StoredRun], float] = accuracy,
     jobs: int | None = 1,
 ) -> SeedEffects:
-    """Run an experiment `repeats` times, and as often with each kind of chance drawn anew alone: 5 runs a repeat.
+    """Run an experiment `repeats` times, and as often with one kind of random draw redrawn: 5 runs per repeat.
 
     Half the mean square of the change is the variance that this kind causes (Jansen's estimator of the
     total effect). Seeds are chosen here, whatever the experiment's own `seed` is: 0, 2, 4, ... for the runs and

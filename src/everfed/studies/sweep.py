@@ -216,7 +216,7 @@ class _Here:
 
 
 def longest_first(runs: Sequence[Planned]) -> list[int]:
-    """The longest runs (most participants) first, so that nobody idles at the end."""
+    """The longest runs (most participants) first, so that no process idles at the end."""
     return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.energy is Energy.OBEYED)
 
 

@@ -3,7 +3,7 @@
     E[F(w^K)] - F*  <=  kappa / (gamma + K) * ( 2 (B + C) / mu  +  mu gamma / 2 * |w^0 - w*|^2 )
 
 for strongly convex losses, plain SGD with step 2 / (mu (gamma + t)) and K a multiple of T. B is what
-FedAvg with everybody present would have; C is the price of clients that wait for energy, and depends on
+FedAvg with all clients would have; C is the price of clients that wait for energy, and depends on
 how they wait: `CONSTANTS` has one row for each proof. docs/theory.md derives all of them.
 """
 
