@@ -79,8 +79,7 @@ def _after(noise: Noise, own: Floats, exact: float, clients: Ints) -> Iterator[t
 
 
 def _sharing(noise: Noise, client: int) -> Ints:
-    """The clients that share a draw with this one, before or after its cycle is shortened; the others' variance stays.
-    """
+    """The clients that share a draw with this one, before or after the change; the variance of the others stays."""
     if type(noise.policy) is not Lattice:
         return np.array([client])
     cycles, offsets = noise.fleet.cycles(), noise.fleet.offsets()

@@ -1,4 +1,4 @@
-"""Devices alike, and what feeds them: the sun at a site, or a recorded trace, on the clock of the fleet."""
+"""Groups of identical devices and their supply: the sun at a site, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everfed.registry import lookup
 DAY_S = 86_400.0
 DEFAULT_PANEL_WP = 10.0
 DEFAULT_SITE = "greensboro"
-# How a trace goes on after its end; docs/energy.md says when each is right.
+# How a trace continues after its end; see docs/energy.md.
 EXTENDS = ("repeat", "whole-days", "wrap", "refuse")
 _SUN_ONLY = {"site": "", "panel_wp": None, "tilt_deg": 30.0, "azimuth_deg": 180.0, "losses": 0.14}
 _TRACE_ONLY = {
@@ -30,7 +30,7 @@ _TRACE_ONLY = {
 
 
 class Clock(NamedTuple):
-    """When round 0 begins: at midnight of a day, by a clock that is utc_h hours ahead of UTC."""
+    """The start of round 0: midnight of a day, on a clock utc_h hours ahead of UTC."""
 
     round_s: float
     start_day: str = "01-01"
@@ -48,22 +48,22 @@ class Supply(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """Devices alike: a computer, a radio, a battery, and a panel at a site or a recorded trace.
+    """Identical devices: a computer, a radio, a battery, and a panel at a site or a recorded trace.
 
-    count: how many. name: how tables call them (default: the device and its site).
+    count: their number. name: their name in tables (default: the device and its site).
 
     From the sun: site, a typical year that pvlib knows (greensboro unless given); panel_wp, the size of
     the panel, Wp (10 unless given); tilt_deg, azimuth_deg and losses of the panel.
-    From a file: trace, its path; what it recorded is what the device is given, times trace_scale.
-    column, time_column, unit, time_unit: as in read_trace, where the file's headers do not tell.
-    trace_utc_h: hours that its clock is ahead of UTC, for dates without an offset. extend: how it goes
-    on after its end. trace_sha256: its content, filled in when a run is described.
+    From a file: trace, its path; trace_scale multiplies its values.
+    column, time_column, unit, time_unit: as in read_trace, if the file's headers are not enough.
+    trace_utc_h: hours that its clock is ahead of UTC, for dates without an offset. extend: how it continues after its
+    end. trace_sha256: its hash, set when a run is stored.
 
-    battery_wh: capacity, Wh, of which the part `cutoff` cannot be used. start: how full it is at first.
-    charging, discharging: efficiencies. leak_per_day: the part of its charge lost in a day.
+    battery_wh: capacity, Wh, of which the fraction `cutoff` cannot be used. start: initial charge, as a fraction.
+    charging, discharging: efficiencies. leak_per_day: the fraction of its charge lost per day.
     spread: relative standard deviation of the supply from device to device (dirt, shade, age).
     step_s: seconds of one local step of your model (0: the preset's guess).
-    switched_off: a timer cuts the device's power between its rounds, so that it draws nothing then.
+    switched_off: whether a timer turns the device off between its rounds, so that it draws no power.
     """
 
     count: int = 10

@@ -1,8 +1,7 @@
-"""Recorded power or energy, read from a file and cut into rounds.
+"""Recorded power or energy, read from a file and split into rounds.
 
 A trace is a CSV or Parquet file with a column of times and a column of power or energy, evenly
-spaced. Each row holds from its time until the next one, so energy is summed exactly, whatever
-the length of a round.
+spaced. Each value holds from its time until the next one, so energy is summed exactly for any length of a round.
 """
 
 from __future__ import annotations
@@ -63,11 +62,10 @@ def read_trace(
 ) -> Series:
     """The power in a CSV or Parquet file.
 
-    column, time_column: which to read, where the names do not tell (power_w, energy_j, "Power [mW]";
-    timestamp, time, date, seconds). unit: W, mW, J, Wh, ... and time_unit: s, ms, us, ns, min, h or
-    excel, where the names do not tell.
+    column, time_column: the columns to read, if not clear from their names (power_w, energy_j, "Power [mW]"; timestamp,
+    time, date, seconds). unit: W, mW, J, Wh, ... and time_unit: s, ms, us, ns, min, h or excel, if not in the names.
     utc_h: hours that the clock of times without an offset is ahead of UTC.
-    sha256: what the content must be; a file that has changed is an error, not another result.
+    sha256: the expected hash; a changed file is an error.
     """
     path = Path(path)
     content = read_content(path)

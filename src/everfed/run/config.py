@@ -1,7 +1,6 @@
 """Experiments as files: TOML in and out, and changes from the command line.
 
-Nothing here knows any particular policy, split or optimiser: keys, types and defaults are read
-off the classes in the tables. Unknown keys are errors that name the nearest valid one.
+Keys, types and defaults come from the registered classes. Unknown keys are errors that name the nearest valid one.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ def _in_a_table(part: Any) -> bool:
 
 
 def from_dict(raw: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain data; `method = "greedy"` stands for its policy and server rule.
+    """An experiment from plain data; `method = "greedy"` selects a policy and a server rule.
 
-    A table `methods.greedy` holds settings of that method alone. They are checked whichever method is run.
+    A table `methods.greedy` holds settings of that method only. They are checked for every run.
     """
     tuned_on(raw)  # for people and commands: nothing of it is run
     values = {key: value for key, value in raw.items() if key not in ("methods", "tuned_on")}
@@ -112,7 +111,7 @@ def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
 
 
 def tuned_on(raw: Mapping[str, Any]) -> list[int]:
-    """The seeds that a file says its settings were chosen on: results are to be reported on others."""
+    """The seeds that a file's settings were tuned on; report results on others."""
     seeds = raw.get("tuned_on", [])
     if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
         raise InputError(f"tuned_on is {_show(seeds)}; it must be a list of seeds, such as [1000, 1001].")
@@ -223,7 +222,7 @@ def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
 def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     """The raw content of an experiment file, its paths made absolute.
 
-    trusted: whether a plugin that it names may lie beside it, or in the current folder.
+    trusted: whether its plugins may be loaded from its folder or the current folder.
     """
     try:
         raw = _in_todays_words(parse(path.read_text(encoding="utf-8"), str(path)))
@@ -264,9 +263,9 @@ def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def change(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set one dotted key of raw content in place; a new kind drops the old kind's options.
+    """Set one dotted key of raw content in place; a new kind resets the old kind's options.
 
-    What is set here holds for every method: it goes before the settings of one method alone.
+    It applies to every method, and overrides the settings of single methods.
     """
     *path, last = key.split(".")
     for settings in raw.get("methods", {}).values() if isinstance(raw.get("methods"), dict) else ():
@@ -311,7 +310,7 @@ def _default_part(name: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as typed on the command line: TOML if it reads as such, else the text itself."""
+    """A value from the command line: TOML if it parses, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

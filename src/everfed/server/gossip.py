@@ -49,8 +49,7 @@ class FedAWE(PlainRule):
 
 
 class _Gossip(Aggregator):
-    """All participants of a round end it with the same model, so one is kept per round that is the last of some client.
-    """
+    """All participants of a round get the same model, so one is kept per round that is the last of some client."""
 
     def __init__(self, rule: ServerRule, setting: Setting, rate: float) -> None:
         super().__init__(rule, setting)

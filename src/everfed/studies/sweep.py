@@ -1,7 +1,7 @@
-"""Many runs: a grid of settings times seeds, side by side on the cores there are.
+"""Sweeps: a grid of settings times seeds, in parallel.
 
-Every run has a folder of its own, named after what sets it apart. A sweep that is started again
-skips what is done and resumes what was cut off.
+Every run has its own folder, named after its settings. A restarted sweep skips finished runs and resumes interrupted
+ones.
 """
 
 from __future__ import annotations

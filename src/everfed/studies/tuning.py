@@ -1,8 +1,8 @@
-"""Settings chosen for each method alike: every candidate on the same held-out samples, under the same budget.
+"""Tuning: settings per method, chosen on the same held-out samples with equal budgets.
 
 A sweep over methods, candidates and seeds in which a part of the training samples is held out and
-evaluated on. The test set is not loaded into any of these runs. Where the best value lies at the edge
-of its grid, the grid is extended there, for all methods, so that each has the same number of runs.
+evaluated on. The test set is not loaded into any of these runs. If the best value is at the edge of its grid, the grid
+is extended there for all methods, so that each has the same number of runs.
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ def tune(
     """Choose settings for each method on held-out samples; every method has the same number of runs.
 
     experiment: an Experiment, or the content of a file. grid: values by key; None: the experiment's own
-    client.lr times 1/4, 1/2, 1, 2 and 4. seeds: report results on others. validation: the part held out;
-    None: the experiment's own, or 0.1. extend: steps by which a numeric grid is extended, at most, where
-    the best value lies at its edge. budget: runs of one method at most. Runs lie below `out`; what is done
-    there already is not done again. run: does the runs, in place of `jobs` processes on this machine.
+    client.lr times 1/4, 1/2, 1, 2 and 4. seeds: to tune on; report results on others. validation: the fraction held
+    out; None: the experiment's own, or 0.1. extend: maximum steps by which a numeric grid is extended if the best value
+    is at its edge. budget: maximum runs per method. out: the folder of the runs; finished ones are not repeated. run:
+    executes the runs instead of `jobs` local processes.
 
     A run's score is its validation accuracy, averaged over the evaluations in the last tenth of its rounds
     (without classes: minus the validation loss).
