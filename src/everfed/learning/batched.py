@@ -1,4 +1,4 @@
-"""The batched trainer: all participants of a round side by side, through `torch.func`.
+"""The batched trainer: all participants of a round at once, by `torch.func`.
 
 Every client is a row of a matrix [clients, parameters]; one vectorised gradient and one optimiser
 step move all rows at once. Participants are trained in chunks that fit a memory budget.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class CannotTrainError(Exception):
-    """There is no such trainer for the task; the message says why."""
+    """The trainer does not support the task; the message gives the reason."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What all trainers share: the task, the minibatches, the shape of results."""
+"""Common parts of all trainers: the task, the minibatches, the results."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ class DeviceData:
     def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
         """Sample numbers [clients, steps, batch], drawn uniformly with replacement; good until the next draw.
 
-        A draw depends on the seed, the client and the local iteration alone, so all methods
-        compared under one seed meet the same minibatches, on any device.
+        A draw depends only on the seed, the client and the local iteration, so all methods with the same seed use the
+        same minibatches, on any device.
         """
         return self._numbers(clients, self._within(clients, first, steps, batch, seed))
 

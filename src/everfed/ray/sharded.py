@@ -39,7 +39,7 @@ def sharded(
     """An experiment, set up over a cluster: iterate over it for one RoundRecord a round.
 
     workers: processes that train, one CPU each; 0: one per GPU, or one per CPU where the cluster has no GPU.
-    state: where clients' optimiser state lives, with its 'worker' or with the 'driver'.
+    state: where clients' optimiser state is kept, 'worker' or 'driver'.
     """
     on_gpu = cluster.on_gpu(experiment.device)
     workers = workers or (cluster.gpus if on_gpu else cluster.cpus)

@@ -28,7 +28,7 @@ _MOST_TOGETHER = 100_000_000
 def trainer(name: str, task: Task, check: bool = True) -> Trainer:
     """A trainer by its name in `TRAINERS`, compared with plain autograd on a little of the task's own data.
 
-    One that is off is an error if it was asked for by name; `auto` says so and takes the next slower one.
+    One that fails the check is an error if requested by name; `auto` warns and uses the next slower one.
     """
     make = lookup(TRAINERS, name, "trainer")
     if task.memory_budget is None and (check or name == "auto"):  # as if nothing had been tried: that takes memory

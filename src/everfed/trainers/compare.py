@@ -1,4 +1,4 @@
-"""Whether a trainer does what it should: two clients' first minibatches, its way and by plain autograd.
+"""The check of a trainer: two clients' first minibatches, compared with plain autograd.
 
 Fast ways to train are long programs, and what they get wrong shows nowhere: a loss falls on scrambled
 pixels too. So every run first trains a little of its own data twice and compares. The plain way is
