@@ -53,7 +53,7 @@ def small(variance):
 
 
 def line(variance, accuracy, method="algorithm1", momentum=False, seed=0, diverged=None, case=CASE, **changes):
-    """A line of a results file with these accuracies at rounds 10, 20, ..., made by hand; 13.5 units a round."""
+    """A line of a results file with these accuracies at rounds 10, 20, ..., made by hand; 13.5 units per round."""
     run = variance.Run(*case, method, momentum, seed)
     rounds = [10 * (i + 1) for i in range(len(accuracy))]
     return {

@@ -1,8 +1,8 @@
-"""Where the noise of a round comes from, client by client, and which device deserves a bigger panel.
+"""The variance of a round by client, and which device to upgrade first.
 
 For given updates delta_i the variance of sum over participants of share * scale * delta is exact from the
 schedule's law: sum_i p_i^2 (E_i - 1) |delta_i|^2 for Algorithm 1. It is an average over the rounds of the run,
-in which clients that have not started yet are silent for certain.
+in which clients that have not started do not take part.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _sharing(noise: Noise, client: int) -> Ints:
     return np.flatnonzero((offsets == offsets[client]) & near)
 
 
-_UNKNOWN = "not known: this schedule has no exact law on this fleet, so that no change to it can be computed."
+_UNKNOWN = "unknown: this schedule has no exact law on this fleet, so the effect of a change cannot be computed."
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class Variance:
         return Variance(self.measured, None, self.lemma2)
 
     def advice(self) -> str:
-        """Which device should get a bigger panel first."""
+        """Which device to upgrade first."""
         if self.exact is None or not self.upgrade_known:
             return _UNKNOWN
         if self.upgrade:
             return self.upgrade.words(self.exact)
         if self.exact == 0.0:
-            return "no panel needs to be bigger: nobody's absence adds noise."
-        return "no single device: a round of its cycle less would not lower the variance. Give a whole group more."
+            return "none: absent clients add no variance."
+        return "no single device: shortening one cycle by a round would not lower the variance. Upgrade a whole group."
 
     def to_dict(self) -> dict[str, object]:
         upgrade = None if self.upgrade is None else vars(self.upgrade)

@@ -1,4 +1,4 @@
-"""Where commands write, and how runs are watched: a live view in a terminal, log lines elsewhere."""
+"""Output of the commands, and progress of runs: a live view in a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
 
 
 class Stop:
-    """Ctrl-C asks for a stop after the current round; a second one ends at once."""
+    """Ctrl-C requests a stop after the current round; a second one exits immediately."""
 
     def __init__(self, screen: TextScreen) -> None:
         self.screen, self.asked = screen, False
@@ -128,11 +128,11 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.screen.note("stopping after this round and saving; press Ctrl-C again to end at once.")
+        self.screen.note("stopping after this round and saving; press Ctrl-C again to exit immediately.")
 
 
 def watched(records: Iterator[RoundRecord], total: int, screen: TextScreen) -> Iterator[RoundRecord]:
-    """The same records, shown as they come."""
+    """Yield the same records, showing each."""
     bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     task = bar.add_task("", total=total)
     accuracy: list[float] = []
@@ -176,7 +176,7 @@ def _line(record: RoundRecord, total: int) -> str:
 
 @contextmanager
 def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Callable[[sweep.Progress], None]]:
-    """One progress bar for the runs of each label; yields what to call with every Progress."""
+    """One progress bar per label; yields a function to call with every Progress."""
     labels = list(dict.fromkeys(run.label for run in runs))
     members = {label: [i for i, run in enumerate(runs) if run.label == label] for label in labels}
     done = [0] * len(runs)

@@ -1,4 +1,4 @@
-"""What all trainers share: the task, the minibatches, the shape of results."""
+"""Common parts of all trainers: the task, the minibatches, the results."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Task:
 class Trained(Protocol):
     """Some participants' results. Chunks arrive in the order the participants were given.
 
-    A chunk is good until the next one is asked for: the buffers behind it may be used again.
+    A chunk is valid until the next one is requested, since buffers are reused.
     """
 
     clients: Ints  # [C]
@@ -135,7 +135,7 @@ class Trained(Protocol):
 
 
 class PlainTrained:
-    """Results as a matrix of updates, one row a participant."""
+    """Results as a matrix of updates, one row per participant."""
 
     def __init__(self, clients: Ints, deltas: Tensor, losses: Tensor) -> None:
         self.clients, self.deltas, self.losses = clients, deltas, losses
@@ -153,15 +153,15 @@ class Trainer(Protocol):
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
 
-    check: Check | None  # how it compared with plain autograd; None where nobody looked
+    check: Check | None  # how it compared with plain autograd; None if not compared
 
     @property
     def at_once(self) -> int:
-        """The most clients that are trained side by side."""
+        """The largest number of clients trained together."""
         ...
 
     def explain(self) -> list[str]:
-        """How the model is trained and why so, one line a part."""
+        """How the model is trained and why so, one line per part."""
         ...
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...
@@ -198,8 +198,8 @@ class DeviceData:
     def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
         """Sample numbers [clients, steps, batch], drawn uniformly with replacement; good until the next draw.
 
-        A draw depends on the seed, the client and the local iteration alone, so all methods
-        compared under one seed meet the same minibatches, on any device.
+        A draw depends only on the seed, the client and the local iteration, so all methods with the same seed use the
+        same minibatches, on any device.
         """
         return self._numbers(clients, self._within(clients, first, steps, batch, seed))
 

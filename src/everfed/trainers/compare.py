@@ -1,4 +1,4 @@
-"""Whether a trainer does what it should: two clients' first minibatches, its way and by plain autograd.
+"""The check of a trainer: two clients' first minibatches, compared with plain autograd.
 
 Fast ways to train are long programs, and what they get wrong shows nowhere: a loss falls on scrambled
 pixels too. So every run first trains a little of its own data twice and compares. The plain way is
@@ -126,8 +126,8 @@ def compare(
     failure = ""
     if difference > tolerance:
         failure = (
-            f"trains other updates than plain autograd from this run's own data: {where} is "
-            f"{in_words(difference)} off, where {in_words(tolerance)} could be rounding"
+            f"computes different updates than plain autograd on this run's data: {where} is "
+            f"{in_words(difference)} off, and rounding explains at most {in_words(tolerance)}"
         )
     return Check(who, difference, tolerance, failure, note)
 
@@ -148,7 +148,7 @@ def fails(make: Callable[[Task], Trainer], task: Task) -> str:
 
 
 def _failure(error: BaseException) -> str:
-    return f"fails on this run's own data ({first_line(error)})"
+    return f"fails on this run's data ({first_line(error)})"
 
 
 def _copyable(rules: tuple[GradientRule, ...]) -> tuple[tuple[GradientRule, ...], str]:
