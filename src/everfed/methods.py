@@ -1,4 +1,4 @@
-"""Methods by name: a client-side policy and a server rule; and who trains when under them, before any training."""
+"""Methods by name, each a client-side policy and a server rule, and their plans before any training."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _shown(part: Any) -> str:
     return repr(part).removesuffix("()") if is_dataclass(part) else type(part).__name__
 
 
-# Random rounds, with the scale of Algorithm 1 or without.
+# Random rounds, with or without the scale of Algorithm 1.
 _SCALED, _UNSCALED = UniformWindow(), UniformWindow(scaled=False)
 METHODS: dict[str, Method] = {
     "algorithm1": Method(_SCALED, Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"),
@@ -106,7 +106,7 @@ METHODS: dict[str, Method] = {
     "fixed-phase": Method(
         Lattice(redraw=False), Sum(), "lattice, fixed phase", "the lattice drawn once: every client every E rounds"
     ),
-    "ht-varp": Method(_SCALED, Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"),
+    "ht-varp": Method(_SCALED, Varp(), "HT-VARP", "Algorithm 1, corrected by the last updates of absent clients"),
     "fedvarp": Method(
         _UNSCALED, FedVarp(), "FedVARP", "as published: the participants' mean, corrected by last updates"
     ),
@@ -132,11 +132,11 @@ registry.table("method", METHODS, Method)
 def plan(
     fleet: Fleet, method: str | Method | Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
 ) -> Iterator[PlanStep]:
-    """Yield one PlanStep a round. method: a name, a `Method` or a policy; the server's rule has no part in a plan.
+    """Yield one PlanStep per round. method: a name, a `Method` or a policy; plans do not depend on the server rule.
 
-    A horizon that some client's cycle does not divide cuts that client's last window short: it may
-    then take part once less than its energy allows (in Algorithm 1, rounds stay unbiased). That is a warning, or
-    an error with strict_horizon=True. Clients that will never train are a warning, too.
+    If a client's cycle does not divide the horizon, its last window is cut short and it may take part once less than
+    its energy allows (with Algorithm 1, rounds stay unbiased). This gives a warning, or an error with
+    strict_horizon=True. Clients that never train also give a warning.
 
     >>> fleet = Fleet.from_cycles([1, 2])
     >>> [step.clients.tolist() for step in plan(fleet, "greedy", rounds=4)]

@@ -27,20 +27,20 @@ _MOST_TRIED, _MOST_TRIED_ALONE = 64, 4
 
 @dataclass(frozen=True)
 class Upgrade:
-    """More energy for one client: its cycle falls by a round."""
+    """More energy for one client, which shortens its cycle by one round."""
 
     client: int
     group: str
     cycle: int  # now
     energy: float  # more per round, in the fleet's unit
-    energy_part: float  # that, as a part of what it harvests now
+    energy_part: float  # the same, as a fraction of its current harvest
     unit: str
     variance: float  # of a round's update afterwards
 
     def words(self, before: float) -> str:
         more = f"{self.energy:.3g} {self.unit} more per round (+{self.energy_part:.1%})"
         return (
-            f"a bigger panel helps most at client {self.client} ({self.group}): {more} takes its cycle from "
+            f"upgrading helps most at client {self.client} ({self.group}): {more} shortens its cycle from "
             f"{self.cycle} to {self.cycle - 1} and a round's variance from {before:.5g} to {self.variance:.5g}."
         )
 
@@ -70,7 +70,7 @@ def best_upgrade(noise: Noise, own: Floats, exact: float) -> tuple[Upgrade | Non
 
 
 def _after(noise: Noise, own: Floats, exact: float, clients: Ints) -> Iterator[tuple[int, float]]:
-    """The variance with a cycle less a round, for each of these clients whose change can be computed."""
+    """The variance with a cycle one round shorter, for each of these clients where it can be computed."""
     if len(clients) and type(noise.policy) is not Lattice:
         everybody = noise.of(clients).with_more_energy(np.arange(len(clients)))
         found = everybody.averages() if everybody else None
@@ -88,7 +88,7 @@ def _after(noise: Noise, own: Floats, exact: float, clients: Ints) -> Iterator[t
 
 
 def _sharing(noise: Noise, client: int) -> Ints:
-    """Whoever shares a draw with this client, before or after its cycle falls; the variance of all others stays."""
+    """The clients that share a draw with this one, before or after the change; the variance of the others stays."""
     if type(noise.policy) is not Lattice:
         return np.array([client])
     cycles, offsets = noise.fleet.cycles(), noise.fleet.offsets()

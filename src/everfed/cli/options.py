@@ -148,20 +148,19 @@ _Settings = Annotated[
 
 @dataclass(frozen=True)
 class Place:
-    """Who does a command's work."""
+    """Where a command runs."""
 
     engine: Annotated[
         str,
         typer.Option(
-            help=f"Who does the work: {_names(ENGINES)}. Ray spreads it over a cluster; it needs the extra 'ray'.",
+            help=f"Where to run: {_names(ENGINES)}. Ray distributes the work over a cluster and needs the extra 'ray'.",
             rich_help_panel=CLUSTER,
         ),
     ] = "local"
     address: Annotated[
         str | None,
         typer.Option(
-            help="Of Ray: the head's host:port, or auto (also from RAY_ADDRESS); none: a Ray is started here and "
-            "ended.",
+            help="Ray: the head's host:port, or auto (default: RAY_ADDRESS, or a temporary local Ray).",
             show_default=False,
             rich_help_panel=CLUSTER,
         ),
@@ -170,17 +169,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Work(Place):
-    """How many runs are done."""
+    """Where and how several runs are executed."""
 
     jobs: Annotated[
         int,
-        typer.Option(help="Runs side by side (with Ray: on each GPU); 0: one a core on a CPU, one at a time on a GPU."),
+        typer.Option(help="Parallel runs (with Ray: per GPU); 0: one per core on a CPU, one at a time on a GPU."),
     ] = 0
     checkpoint_every: CheckpointEvery = DEFAULT_CHECKPOINT_S
 
 
 def _presented(wrapper: Callable[..., None], command: Callable[..., None], options: list[inspect.Parameter]) -> Any:
-    """A function that typer takes for a command with these options."""
+    """A function that typer accepts as a command with these options."""
     functools.update_wrapper(wrapper, command)
     del wrapper.__dict__["__wrapped__"]  # typer must see the new signature, not the command's own
     given = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
@@ -190,7 +189,7 @@ def _presented(wrapper: Callable[..., None], command: Callable[..., None], optio
 
 
 def grouped(command: Callable[..., None]) -> Any:
-    """Options that belong together, as one parameter: `screen: Screen` is made of --json, --quiet and so on."""
+    """A group of options as one parameter: `screen: Screen` combines --json, --quiet and so on."""
     own = inspect.signature(command, eval_str=True).parameters
     kinds = {n: p.annotation for n, p in own.items() if getattr(p.annotation, "__module__", "").startswith(_HERE)}
     parts = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}

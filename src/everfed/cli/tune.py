@@ -99,7 +99,7 @@ def tuned(
 def carried_out(
     screen: Screen, work: o.Work, runs: Sequence[sweep.Planned], stop: Stop, **options: Any
 ) -> list[StoredRun]:
-    """Do runs where they are to be done, with their progress on the screen."""
+    """Execute runs, with progress on the screen."""
     with executor(work, runs[0].experiment) as spread, many_runs(runs, screen) as progress:
         return sweep.run_all(
             runs, jobs=work.jobs or None, checkpoint_s=work.checkpoint_every, on_progress=progress, stop=stop,

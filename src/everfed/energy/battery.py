@@ -96,7 +96,7 @@ class Storage:
 
     @property
     def lossless(self) -> bool:
-        """Whether batteries only fill and empty, whatever they hold at the start and whatever an empty one does."""
+        """Whether batteries only charge and discharge, for any initial charge and any behaviour when empty."""
         losses = ("charging", "leak", "standby", "cost_spread")
         return all(bool(np.all(np.asarray(getattr(self, name)) == getattr(IDEAL, name))) for name in losses)
 

@@ -23,12 +23,12 @@ from everfed.random import Purpose, philox
 
 
 class CannotTrainError(Exception):
-    """There is no such trainer for the task; the message says why."""
+    """The trainer does not support the task; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """How a trainer compared with plain autograd."""
+    """The result of comparing a trainer with plain autograd."""
 
     clients: tuple[int, ...] = ()  # who was trained
     difference: float | None = None  # the largest of their updates and their sum, relative; None: not compared
@@ -38,7 +38,7 @@ class Check:
     rejected: tuple[str, ...] = ()  # faster trainers that failed, and how
 
     def to_dict(self) -> dict[str, Any]:
-        """For a run's records, which are JSON and know no infinity."""
+        """For a run's records: JSON has no infinity."""
         return {name: _plain(value) for name, value in asdict(self).items() if name != "failure"}
 
     def said(self) -> str:
@@ -58,11 +58,11 @@ def _plain(value: Any) -> Any:
 
 
 def in_words(part: float | None) -> str:
-    """As a percentage of two digits."""
+    """As a percentage with two digits."""
     return "infinitely far" if part is None or math.isinf(part) else f"{100.0 * part:.2g} %"
 
 
-# Without a budget from the user: this part of the memory that is free, and on a CPU no more than
+# Without a budget from the user: this fraction of the free memory, and on a CPU no more than
 # CPU_CEILING, since larger chunks gain nothing there.
 _PART_OF_FREE = 0.5
 CPU_CEILING = 2 << 30

@@ -14,7 +14,7 @@ from everfed.run.history import RoundRecord
 from everfed.stats import jain, summarize
 from everfed.store.folder import StoredRun
 
-LATE_ROUNDS = 200  # the end of a run; of a short one its last quarter
+LATE_ROUNDS = 200  # the end of a run; its last quarter if that is shorter
 _TARGET = 0.9  # of the best method's final accuracy
 _PREFIXES = ((1e10, 1e-9, "GJ"), (1e7, 1e-6, "MJ"), (1e4, 1e-3, "kJ"))
 _NOTHING = 1e-6  # of the largest amount: what sums leave over

@@ -74,7 +74,7 @@ def restored(value: Any, known: Mapping[str, Any]) -> Any:
 
 
 def refuse_absent(experiment: Any) -> None:
-    """An experiment can only run if all its parts are there."""
+    """Check that no part of the experiment is missing."""
 
     def check(part: Any) -> Any:
         if isinstance(part, Live):

@@ -64,7 +64,7 @@ class PlainRule:
 
 
 class KeepingRule(PlainRule):
-    """A base of rules that keep a vector of every client. place: 'device' or 'disk', where they are kept."""
+    """Base of rules that store a vector per client. place: where, 'device' or 'disk'."""
 
     place: str
 

@@ -22,7 +22,7 @@ from everfed.run.history import RoundRecord
 
 
 class Tracker(AbstractContextManager["Tracker"]):
-    """The base of every tracker; `TRACKERS` lists them. It is made of the experiment and the run's folder."""
+    """Base of all trackers, created from the experiment and the run's folder; `TRACKERS` lists them."""
 
     @abstractmethod
     def __init__(self, experiment: Experiment, folder: Path) -> None: ...

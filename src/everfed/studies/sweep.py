@@ -65,7 +65,7 @@ class Progress:
 
 Tell = Callable[[Progress], None]
 Asked = Callable[[], bool]  # whether to stop
-# Where and how many at a time runs are executed; it does each of them with `execute`, given its options.
+# Executes runs, each with `execute` and these options; decides where, and how many in parallel.
 Executor = Callable[[Sequence[Planned], dict[str, Any], Tell, Asked], None]
 
 

@@ -22,7 +22,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, some, unknown
 from everfed.theory.constants import CONSTANTS, Parts, Terms
 
-MOST = 2**53  # iterations beyond which a float no longer tells neighbours apart
+MOST = 2**53  # iterations beyond which floats cannot represent every whole number
 
 
 def number(name: str, value: float, positive: bool = False) -> float:
@@ -36,7 +36,7 @@ def whole_rounds(value: int, local_steps: int) -> int:
     if iterations % local_steps:
         below = iterations - iterations % local_steps
         raise InputError(
-            f"iterations is {iterations} with {local_steps} local steps a round; the bound holds at the end of a "
+            f"iterations is {iterations} with {local_steps} local steps per round; the bound holds at the end of a "
             f"round: take {below} or {below + local_steps}."
         )
     return iterations
@@ -47,7 +47,7 @@ def sigmas_of(sigma: float | Sequence[float] | Floats, clients: int) -> Floats:
     if s.ndim == 0:
         s = np.full(clients, float(s))
     if s.shape != (clients,):
-        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one a client.")
+        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one per client.")
     bad = np.flatnonzero(~((s >= 0.0) & np.isfinite(s)))
     if len(bad):
         raise InputError(f"the sigma of client {some(bad)} is {s[bad[0]]:g}; it must be zero or a positive number.")

@@ -38,7 +38,7 @@ _ADAM_FLOOR = 0.1
 
 def conditioned(optimizer: Optimizer, gradient: Tensor, weights: Tensor) -> Optimizer:
     """The run's rule with a rate, and Adam's eps, that suit this gradient. Rules that are not ours become SGD:
-    it is gradients that are compared, and of the rule's own sensitivity nothing is known."""
+    gradients are compared, and the rule's own sensitivity is not known."""
     if not isinstance(optimizer, SGD | Adam):
         optimizer = SGD()
     gradient = gradient + optimizer.weight_decay * weights
@@ -55,7 +55,7 @@ def _rate(far: float, direction: Tensor) -> float:
 
 
 def _bounded(value: float) -> float:
-    """A positive number, whatever the gradient was: even if it is not finite, the comparison goes on."""
+    """A positive number for any gradient, so that the comparison continues even if it is not finite."""
     return min(max(value, 1e-30), 1e30) if value == value else 1.0
 
 
