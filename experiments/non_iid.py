@@ -130,7 +130,7 @@ class Study:
         ).with_method(run.method)  # fmt: skip
 
     def start(self, experiment: Experiment) -> Started:
-        return watched.start_closely(experiment, self.base.evaluation_interval)
+        return watched.start(experiment, self.base.evaluation_interval, watched.CLOSE_UP)
 
     def record(self, run: Run, stored: StoredRun) -> Record:
         """A run in short, with what the close look found."""

@@ -32,16 +32,14 @@ from everfed.store import StoredRun
 CLOSE_UP = 40  # rounds at the end that are evaluated one by one: two of the longest windows
 
 
-def start(experiment: Experiment) -> Run:
-    run = local.start(experiment)
-    watched = Watched(run, experiment.evaluation_interval)
-    return replace(run, source=watched, evaluate=watched.evaluate)
+def start(experiment: Experiment, every: int | None = None, close_up: int = 0) -> Run:
+    """An experiment, set up to run here and watched.
 
-
-def start_closely(experiment: Experiment, every: int) -> Run:
-    """Evaluated every so many rounds and at the end one by one, for which the experiment says every round."""
+    every, close_up: for a close look, the rounds between evaluations, and those at the end that are evaluated one by
+    one; the experiment itself is then to ask for an evaluation in every round.
+    """
     run = local.start(experiment)
-    watched = Watched(run, every, CLOSE_UP)
+    watched = Watched(run, every or experiment.evaluation_interval, close_up)
     return replace(run, source=watched, evaluate=watched.evaluate)
 
 
@@ -52,8 +50,7 @@ def spaced(run: StoredRun) -> StoredRun:
 
 
 class Watched:
-    """The rounds of a run, and its evaluations; close_up: rounds at the end to look at one by one, 0 for no closer
-    look at all."""
+    """The rounds of a run and its evaluations, with more in them."""
 
     def __init__(self, run: Run, every: int, close_up: int = 0) -> None:
         setup = run.setup

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +159,39 @@ def test_started_again_it_does_what_is_missing_and_ends_with_the_same_results(ci
     assert capsys.readouterr().out.count("accuracy") == 1
     assert "nan" not in told.tables(small.records(tmp_path))
     assert cifar10.read(replace(small, base=replace(SMALL, rounds=9)), tmp_path) == {}  # runs of another set-up
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path):
+    command = [sys.executable, str(SCRIPT), "run", "--preset", "digits", "--device", "cpu", "--precision", "float32"]
+    command += ["--held-out", "300", "--jobs", "2", "--results", str(tmp_path), "--stages", "1"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    workers = wait_for(lambda: spawned(parent.pid) if len(spawned(parent.pid)) == 2 else None)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert wait_for(lambda: not any(map(alive, workers)))
+
+
+def spawned(pid):
+    """The processes that were started to work for this one, by their command lines."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = children.read_text().split() if children.exists() else []
+    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("it did not come to pass in time")
 
 
 def test_intervals_and_tests_are_those_of_scipy(intervals):

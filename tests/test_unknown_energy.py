@@ -37,7 +37,7 @@ def study():
 
     yield unknown_energy
     sys.path.remove(str(ROOT / "experiments"))
-    del sys.modules["unknown_energy"]
+    del sys.modules["unknown_energy"], sys.modules["study_runs"]
 
 
 def supplied(table, capacity=1.0, storage=None):
@@ -320,7 +320,8 @@ class TestTheScript:
     def test_runs_small_and_fills_its_tables(self, study, tmp_path, capsys):
         small = {"clients": 8, "rounds": 4, "seeds": 1, "audits": 2, "change-at": 20, "after": 40, "days": 2}
         options = [text for name, value in small.items() for text in (f"--{name}", str(value))]
-        study.main(["run", "--out", str(tmp_path / "found.json"), *options, "--settled", "1"])
+        options += ["--settled", "1", "--runs", str(tmp_path / "runs")]
+        study.main(["run", "--out", str(tmp_path / "found.json"), *options])
         found = json.loads((tmp_path / "found.json").read_text())
         assert {len(found[part]) for part in ("misjudged", "half_way", "day_and_night")} == {
             len(study.compared()),
@@ -328,6 +329,7 @@ class TestTheScript:
             2 * len(study.through_the_night()),
         }
         assert study.tables(found)[0] in capsys.readouterr().out
+        assert len(list((tmp_path / "runs").iterdir())) == len(study.compared())
 
     def test_the_page_shows_the_tables_of_the_results(self, study):
         results = ROOT / "docs" / "results"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,13 @@ import numpy as np
 import pytest
 
 from everfed import Sum, presets
-from everfed.data.datasets import load
 from everfed.methods import METHODS
 from everfed.run import config
 from everfed.run.experiment import CycleFleet
 from everfed.run.start import start
 from everfed.server.last_updates import Varp
 from everfed.server.optimizers import ServerMomentum, ServerSGD
+from everfed.store import open_run, stored_rounds
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "variance.py"
 SMALL = replace(config.from_dict(presets.content("digits-quick")), rounds=40, eval_every=10, device="cpu")
@@ -43,63 +42,51 @@ def told(variance):
 
 
 @pytest.fixture(scope="module")
-def digits():
-    return {"digits": load("digits")}
-
-
-@pytest.fixture(scope="module")
 def small(variance):
     return variance.Study({"digits": SMALL}, ((CASE, False), (CASE, True)), seeds=(0,), closing=20, fine=4)
 
 
-def line(variance, accuracy, method="algorithm1", momentum=False, seed=0, diverged=None, case=CASE, **changes):
-    """A line of a results file with these accuracies at rounds 10, 20, ..., made by hand; 13.5 units per round."""
-    run = variance.Run(*case, method, momentum, seed)
+def known(variance, accuracy, method="algorithm1", momentum=False, seed=0, case=CASE, **changes):
+    """A run with these accuracies at rounds 10, 20, ..., made by hand; 13.5 units per round."""
     rounds = [10 * (i + 1) for i in range(len(accuracy))]
+    worst, spent = [a / 2 for a in accuracy], [13.5 * r for r in rounds]
     return {
-        "name": run.name,
-        **vars(run),
-        "settings": {"rounds": 40, "precision": "float32", "closing": 20, "fine": 4},
-        "seconds": 3.0,
-        "diverged": diverged,
+        **vars(variance.Run(*case, method, momentum, seed)),
+        "diverged": False,
         "mean_weight": 1.0,
         "var_weight": 0.2,
-        "curve": {
-            "round": rounds,
-            "accuracy": accuracy,
-            "worst_group": [a / 2 for a in accuracy],
-            "loss": [1.0] * len(accuracy),
-            "spent": [13.5 * r for r in rounds],
-        },
+        "late_variation": round(float(np.std(accuracy[-2:])), 6),
+        "curve": {"round": rounds, "accuracy": accuracy, "worst_group": worst, "spent": spent},
         **changes,
     }
+
+
+def stored(study, run, folder):
+    """One run of the study, in a folder."""
+    for _ in stored_rounds(study.experiment(run), folder, make=study.start):
+        pass
+    return open_run(folder)
 
 
 @pytest.fixture
 def made(variance):
     """FedAvg twice, Algorithm 1 twice, the lattice once and once lost, last-updates below the target."""
     return [
-        line(variance, [0.5, 0.9, 0.8, 1.0], "fedavg", seed=0),
-        line(variance, [0.5, 0.7, 0.8, 0.9], "fedavg", seed=1),
-        line(variance, [0.2, 0.6, 0.8, 0.9], seed=0),
-        line(variance, [0.2, 0.9, 0.5, 0.8], seed=1),
-        line(variance, [0.2, 0.8, 0.8, 0.9], "lattice", seed=0, var_weight=0.0625),
-        line(variance, [0.2], "lattice", seed=1, diverged="training diverged"),
-        line(variance, [0.2, 0.5, 0.5, 0.6], "last-updates", seed=0),
-        line(variance, [0.2, 0.8, 0.8, 1.0], momentum=True, seed=0),
+        known(variance, [0.5, 0.9, 0.8, 1.0], "fedavg", seed=0),
+        known(variance, [0.5, 0.7, 0.8, 0.9], "fedavg", seed=1),
+        known(variance, [0.2, 0.6, 0.8, 0.9], seed=0),
+        known(variance, [0.2, 0.9, 0.5, 0.8], seed=1),
+        known(variance, [0.2, 0.8, 0.8, 0.9], "lattice", seed=0, var_weight=0.0625),
+        known(variance, [0.2], "lattice", seed=1, diverged=True),
+        known(variance, [0.2, 0.5, 0.5, 0.6], "last-updates", seed=0),
+        known(variance, [0.2, 0.8, 0.8, 1.0], momentum=True, seed=0),
     ]
-
-
-def test_only_numpy_and_torch_are_needed():
-    code = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import variance; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert not {"pyarrow", "typer", "safetensors", "sklearn", "matplotlib", "rich"} & set(done.stdout.split())
 
 
 def test_the_study_is_the_one_of_the_page(variance):
     study = variance.Study()
     runs = study.runs({})
-    assert len({run.name for run in runs}) == len(runs) == study.total() == (3 + 4) * (8 + 7) * 3
+    assert len({run.name for run in runs}) == len(runs) == (3 + 4) * (8 + 7) * 3
     assert all((run.data, run.split, run.momentum) == ("cifar10", "by-energy 0.5", False) for run in runs[: 8 * 3])
     assert [run.seed for run in runs[:24]] == [0] * 8 + [1] * 8 + [2] * 8
     assert {run.momentum for run in runs if run.method == "fedavg"} == {False}
@@ -126,56 +113,45 @@ def test_a_run_is_the_method_it_names(variance):
     assert {one.server_optimizer for one in known.values()} == {ServerMomentum(lr=0.1, beta=0.9)}
 
 
-def test_a_line_has_what_the_round_records_say(variance, small, digits):
+def test_a_run_is_told_as_its_records_say(variance, small, tmp_path):
     run = variance.Run(*CASE, "lattice", True, 1)
-    done = json.loads(json.dumps(small.execute(digits, run)))
+    done = json.loads(json.dumps(small.record(run, stored(small, run, tmp_path))))
     plain = list(start(run.experiment(SMALL)))
     weights = [record.round_weight for record in plain]
     assert done["var_weight"] == pytest.approx(np.var(weights), abs=1e-5)
     assert done["mean_weight"] == pytest.approx(np.mean(weights), abs=1e-5)
     # Every 10 rounds, and in the last 20 every 4 as well: looking more often changes nothing.
     assert done["curve"]["round"] == [10, 20, 24, 28, 30, 32, 36, 40]
-    at = {r.round + 1: r for r in plain if r.metrics}
+    assert done["late_variation"] == pytest.approx(np.std(done["curve"]["accuracy"][2:], ddof=1), abs=1e-6)
     curve = dict(zip(done["curve"]["round"], zip(*list(done["curve"].values())[1:], strict=True), strict=True))
-    for number, record in at.items():
-        m = record.metrics
-        expected = (m.accuracy, m.worst_group_accuracy, m.loss, record.energy.spent)
-        assert curve[number] == pytest.approx(expected, abs=1e-5)
+    for record in plain:
+        if m := record.metrics:
+            assert curve[record.round + 1] == (m.accuracy, m.worst_group_accuracy, record.energy.spent)
 
 
-def test_the_weight_of_a_round_varies_as_the_theory_says(variance, digits):
+def test_the_weight_of_a_round_varies_as_the_theory_says(variance, tmp_path):
     """In the paper's fleet ten of cycle 20 make two rounds unlike each other on a lattice: 0.5 or none in weight."""
     study = variance.Study({"digits": replace(SMALL, fleet=CycleFleet())})
-    found = {
-        m: study.execute(digits, variance.Run("digits", "iid", "sgd 0.1", m, False, 0))
-        for m in ("lattice", "fixed-phase", "last-updates", "fedavg")
-    }
+    found = {}
+    for m in ("lattice", "fixed-phase", "last-updates", "fedavg"):
+        run = variance.Run("digits", "iid", "sgd 0.1", m, False, 0)
+        found[m] = study.record(run, stored(study, run, tmp_path / m))
     variances = {method: one["var_weight"] for method, one in found.items()}
     assert variances == {"lattice": pytest.approx(0.0625, rel=0.05), "fixed-phase": pytest.approx(0.0625, rel=0.05),
                          "last-updates": 0.0, "fedavg": 0.0}  # fmt: skip
-    assert all(
-        one["mean_weight"] == pytest.approx(1.0, abs=0.01) for one in found.values()
-    )  # clients' data differ by one
+    # Clients' data differ by one.
+    assert all(one["mean_weight"] == pytest.approx(1.0, abs=0.01) for one in found.values())
     assert {one["curve"]["spent"][-1] for m, one in found.items() if m != "fedavg"} == {540.0}
 
 
-def test_a_run_past_its_deadline_is_given_up_and_a_diverged_one_says_so(variance, small, digits, monkeypatch):
-    run = variance.Run(*CASE, "algorithm1", False, 0)
-    assert small.execute(digits, run, deadline=0.0) is None
-    monkeypatch.setitem(variance.CLIENTS, "sgd 0.1", variance.SGD(1e30))
-    lost = small.execute(digits, run)
-    assert "diverged" in lost["diverged"]
-    assert variance.measures(lost) is None
-    assert small.told(lost) == lost["diverged"]
-
-
-def test_measures_are_those_of_the_curve(variance):
-    m = variance.measures(line(variance, [0.0, 0.9, 0.5, 0.7]))
+def test_measures_are_those_of_the_curve(variance, told):
+    m = told.measures(known(variance, [0.0, 0.9, 0.5, 0.7]))
     assert m["accuracy"] == pytest.approx((0.9 + 0.7) / 2)  # rounds 20 and 40: 20 apart
     assert m["worst"] == pytest.approx((0.9 + 0.7) / 4)
-    assert m["wiggle"] == pytest.approx(0.1)  # of the last 20 rounds: 0.5 and 0.7
+    assert m["late_variation"] == pytest.approx(0.1)
     many = [0.1] * 10 + [0.2, 0.9, 0.4, 0.9, 0.6, 0.9, 0.8, 0.9, 0.3]
-    assert variance.measures(line(variance, many))["accuracy"] == pytest.approx((0.2 + 0.4 + 0.6 + 0.8 + 0.3) / 5)
+    assert told.measures(known(variance, many))["accuracy"] == pytest.approx((0.2 + 0.4 + 0.6 + 0.8 + 0.3) / 5)
+    assert told.measures(known(variance, [0.2], diverged=True)) is None
 
 
 def test_targets_come_from_fedavg_and_runs_tell_when_they_had_them(told, made):
@@ -210,62 +186,45 @@ def test_the_tables_add_up(told, made):
     assert told.tables([]) == "no runs yet"
 
 
-def test_time_is_judged_by_the_same_data_and_method(variance):
-    cifar = ("cifar10", "iid", "sgd 0.1")
-    known = [line(variance, [0.5], case=cifar, seconds=50.0), line(variance, [0.5])]
-    done = {one["name"]: one for one in known}
-    slow, quick = variance.Run(*cifar, "algorithm1", True, 1), variance.Run(*CASE, "algorithm1", True, 1)
-    assert variance.study_runs.fitting([slow, quick], done, left_s=59.0) == quick
-    assert variance.study_runs.fitting([slow, quick], done, left_s=61.0) == slow
-
-
 def test_a_study_goes_on_where_it_was(variance, told, small, tmp_path, capsys):
-    results, copy = tmp_path / "deep" / "results.jsonl", tmp_path / "more" / "digits.npz"
-    variance.write_copy(copy)
-    short = replace(small, bases={"digits": replace(SMALL, rounds=20)}, digits=copy)
-    assert not variance.carry_out(short, results, limit_s=0.0)
-    first = variance.carry_out(replace(short, stages=short.stages[:1]), results)
+    short = replace(small, bases={"digits": replace(SMALL, rounds=20)})
+    assert not variance.carry_out(short, tmp_path, limit_s=0.0)
+    first = variance.carry_out(replace(short, stages=short.stages[:1]), tmp_path)
     assert len(first) == 8
     capsys.readouterr()
-    done = variance.carry_out(short, results, jobs=2)
+    done = variance.carry_out(short, tmp_path)
     printed = capsys.readouterr().out
-    assert "8 of 15 runs are done already" in printed
-    assert "all runs are done" in printed
-    assert printed.count("wiggle") == 7
-    assert len(done) == len(results.read_text().splitlines()) == 15
+    assert printed.startswith("8 runs are done, 7 left")
+    assert "15 runs are done, none left" in printed
     assert {name: done[name] for name in first} == first
-    assert short.read(results) == {one["name"]: one for one in told.latest(results)} == done
-    assert small.read(results) == {}  # lines of another set-up do not count
-    assert "nan" not in told.tables(told.short_runs(results))
+    assert variance.read(small, tmp_path) == {}  # runs of another set-up do not count
+    assert "nan" not in told.tables(told.records(list(done.values())))
 
 
-def test_the_copy_of_the_digits_is_the_data_set(variance, digits, small, tmp_path):
-    variance.write_copy(tmp_path / "digits.npz")
-    copy = replace(small, digits=tmp_path / "digits.npz").load()["digits"]
-    for name in variance.ARRAYS:
-        assert np.array_equal(getattr(copy, name), getattr(digits["digits"], name))
-        assert getattr(copy, name).dtype == getattr(digits["digits"], name).dtype
-    assert (copy.name, copy.classes, copy.augment) == ("digits", 10, digits["digits"].augment)
+def test_a_run_that_diverges_says_so(variance, told, small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(variance.CLIENTS, "sgd 0.1", variance.SGD(1e30))
+    done = variance.carry_out(replace(small, stages=small.stages[:1]), tmp_path)
+    assert len(done) == 8
+    assert all(run["diverged"] for run in told.records(list(done.values())))
+    assert capsys.readouterr().out.count("diverged") == 8
 
 
-def test_table_json_and_page_are_made_from_the_results_file_alone(variance, told, made, tmp_path, monkeypatch, capsys):
-    results, short, page = (tmp_path / name for name in ("results.jsonl", "short.json", "page.md"))
-    other = line(variance, [0.5, 0.5], "fedavg", case=("cifar10", "iid", "sgd 0.1"))
-    old = line(variance, [0.1], settings={"rounds": 10})
-    for one in [old, *made, other | {"settings": {"rounds": 1000, "closing": 200}}]:
-        variance.study_runs.append(results, one)
-    runs = told.short_runs(results)
-    assert len(runs) == 9  # the settings of the last line of each data set
+def test_table_json_and_page_are_made_from_what_is_there(variance, told, made, tmp_path, monkeypatch, capsys):
+    short, page = tmp_path / "short.json", tmp_path / "page.md"
+    runs = told.records([*made, known(variance, [0.5, 0.5], "fedavg", case=("cifar10", "iid", "sgd 0.1"))])
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, words)])
         variance.main()
 
-    call("table", "--results", results)
-    assert "| algorithm1 | 80.0 ± 7.1 |" in capsys.readouterr().out
-    call("json", "--results", results, "--out", short)
-    assert json.loads(short.read_text())["settings"]["cifar10"] == {"rounds": 1000, "closing": 200}
-    assert told.short_runs(short) == runs
+    call("table", "--results", tmp_path / "none")
+    assert "no runs yet" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        call("json", "--results", tmp_path / "none")
+    assert "json needs --out" in capsys.readouterr().err
+    variance.study_runs.write_json(short, variance.Study().settings(), runs)
+    assert json.loads(short.read_text())["settings"]["cifar10"]["rounds"] == 1000
+    assert variance.study_runs.read_json(short) == runs
     page.write_text("start\n")
     with pytest.raises(SystemExit, match="has no place for a table"):
         call("page", "--results", short, "--out", page)
@@ -280,9 +239,6 @@ def test_table_json_and_page_are_made_from_the_results_file_alone(variance, told
         assert all(
             f"<!-- table: {name} -->\n\n{table}\n\n<!-- end -->" in text for name, table in told.blocks(runs).items()
         )
-    with pytest.raises(SystemExit):
-        call("json", "--results", results)
-    assert "json needs --out" in capsys.readouterr().err
 
 
 def test_the_page_has_a_place_for_every_table(told):
@@ -294,9 +250,9 @@ def test_the_page_has_a_place_for_every_table(told):
     assert page.count("<!-- table: ") == page.count("<!-- end -->") == len(told.blocks(every))
 
 
-def test_the_page_says_what_the_json_says(told):
+def test_the_page_says_what_the_json_says(variance, told):
     """The published tables, worked out again from the published JSON."""
     docs = SCRIPT.parents[1] / "docs" / "results"
     page = (docs / "variance.md").read_text(encoding="utf-8")
-    for name, table in told.blocks(told.short_runs(docs / "variance.json")).items():
+    for name, table in told.blocks(variance.study_runs.read_json(docs / "variance.json")).items():
         assert f"<!-- table: {name} -->\n\n{table}\n" in page

@@ -6,22 +6,25 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, warn
 from everfed.methods import Method
-from everfed.report.conclusion import Conclusion, conclude
 from everfed.run import start as local
 from everfed.run.experiment import DataPart, Experiment, FleetSpec, ModelPart
 from everfed.run.history import History
 from everfed.run.loop import Run
 from everfed.scheduling.policies import Policy
 from everfed.scheduling.silent import never_trained
-from everfed.store import open_run, stored_rounds
-from everfed.studies.sweep import COMPARED, Tell, plan_runs, run_all
+
+if TYPE_CHECKING:
+    from everfed.report.conclusion import Conclusion
+    from everfed.studies.sweep import Tell
+
+# Stored runs and reports are imported where they are used: a plain simulation needs neither pyarrow nor matplotlib.
 
 
 def start(
@@ -77,6 +80,8 @@ def simulate(
     experiment = _experiment(model, data, fleet, method, settings)
     make = partial(local.start, on_divergence=on_divergence, memory_budget=memory_budget, strict_horizon=strict_horizon)
     if out is not None:
+        from everfed.store import open_run, stored_rounds
+
         for _ in stored_rounds(experiment, Path(out), on_divergence=on_divergence, make=make):
             pass
         return open_run(out)
@@ -109,6 +114,9 @@ def sweep(
         summary.json; interrupted runs resume. jobs: parallel processes; more than one requires objects that can be
         pickled, and `if __name__ == "__main__"` in a script.
     """
+    from everfed.report.conclusion import conclude
+    from everfed.studies.sweep import plan_runs, run_all
+
     began = time.perf_counter()
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     runs = plan_runs(experiment, grid, numbers, Path(out) / "runs")
@@ -120,7 +128,7 @@ def compare(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    methods: Sequence[str | Method | Policy] = COMPARED,
+    methods: Sequence[str | Method | Policy] = ("algorithm1", "greedy", "wait-for-all", "fedavg"),
     *,
     seeds: int | Sequence[int] = 5,
     out: str | Path,
