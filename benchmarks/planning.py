@@ -55,7 +55,7 @@ def main() -> None:
     assert step.energy.violations == 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     rate = options.clients * options.rounds / seconds / 1e6
-    print("| arrivals | clients | rounds | participations | seconds | million client-rounds a second | peak, GiB |")
+    print("| arrivals | clients | rounds | participations | seconds | million client-rounds per second | peak, GiB |")
     print("|---|---|---|---|---|---|---|")
     size = f"{options.arrivals} | {options.clients:,} | {options.rounds:,} | {participations:,}"
     print(f"| {size} | {seconds:.1f} (+ {built:.1f}) | {rate:.1f} | {peak:.2f} |")

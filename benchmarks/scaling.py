@@ -107,7 +107,8 @@ def in_a_process(point: dict[str, int], threads: int) -> dict[str, Any]:
 def show(table: str, rows: list[dict[str, Any]]) -> None:
     print(f"\n{table}\n")
     print(
-        "| clients | cycles | participants a round | parameters | CPU s a round | s a round | set-up, s | peak, GiB |"
+        "| clients | cycles | participants per round | parameters | CPU s per round | s per round | set-up, s "
+        "| peak, GiB |"
     )
     print("|---:|---|---:|---:|---:|---:|---:|---:|")
     for r in rows:

@@ -21,7 +21,6 @@ from typing import Any
 
 import study_runs
 import variance_tables
-from everfed.store.run import StoredRun
 from study_runs import Done, Record, carry_out, read, rounded
 from variance_tables import CASES, METHODS, REFERENCE
 
@@ -35,6 +34,7 @@ from everfed.run.loop import Run as Started
 from everfed.run.start import start
 from everfed.server.last_updates import Varp
 from everfed.server.optimizers import ServerMomentum
+from everfed.store import StoredRun
 
 SPLITS: dict[str, Split] = {"iid": Iid(), "by-energy 0.5": ByEnergy(0.5)}
 CLIENTS: dict[str, Optimizer] = {

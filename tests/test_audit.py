@@ -434,7 +434,7 @@ class TestLaws:
         fleet = Fleet.from_cycles([2, 2])
         right = audit(fleet, Claims(), 40, 50)
         assert right.exact.mean_weight.tolist() == [1.0, 1.0]
-        with pytest.warns(EverfedWarning, match="law of Claims does not agree with what was measured"):
+        with pytest.warns(EverfedWarning, match="law of Claims disagrees with the measurements"):
             wrong = audit(fleet, Claims(chance=0.4), 40, 50)
         assert wrong.exact.mean_weight is None
         assert wrong.variance.exact is None

@@ -145,7 +145,7 @@ def test_run_takes_a_file_and_changes_to_it(everfed, tmp_path):
 def test_a_run_that_is_done_is_shown_again_and_not_run_again(everfed):
     first = json.loads(everfed("run", *SMALL, "--json").out)
     again = everfed("run", *SMALL, "--json")
-    assert "done already" in again.err
+    assert "already done" in again.err
     assert json.loads(again.out)["rounds"] == [{**r, "seconds": 0.0} for r in first["rounds"]]
 
 
@@ -193,9 +193,9 @@ def test_tune_chooses_for_each_method_and_compare_takes_it(everfed, tmp_path):
         method: row["settings"]["client.lr"] for method, row in document["best"].items()
     }
     assert {one.validation for one in finals} == {0.0}
-    assert "chosen on seed" not in compared.err
+    assert "tuned on seed" not in compared.err
     on_the_same = everfed("compare", document["file"], *base[5:], "--seeds", "6:9", "--out", "same")
-    assert "settings were chosen on seed 7, 8 as well; report on other seeds" in on_the_same.err
+    assert "settings were also tuned on seed 7, 8; report on other seeds" in on_the_same.err
 
 
 def test_compare_tunes_first_if_asked(everfed, tmp_path):
@@ -238,7 +238,7 @@ def test_a_grid_that_makes_other_methods_says_which_have_no_table(axis, others, 
         assert "no settings of its own" not in result.err
         assert "client.lr" not in own
         return
-    assert f"{said} has no settings of its own in this experiment, as algorithm1 has" in result.err
+    assert f"{said} has no settings of its own in this experiment, but algorithm1 has" in result.err
     assert list(own["client.lr"].values()) == [0.3, 0.2]
     assert json.loads((tmp_path / "everfed-out/sweep/summary.json").read_text())["own_settings"] == own
 
@@ -420,7 +420,7 @@ def test_audit_prints_verdict_and_json(everfed):
 
 def test_audit_takes_equal_shares_or_the_experiments_own_and_says_which(everfed):
     short = ("audit", "digits-dirichlet", "--seeds", "2", "--rounds", "20")
-    assert "equal parts of the data" in everfed(*short).out
+    assert "equal shares of the data" in everfed(*short).out
     equal, own = (json.loads(everfed(*short, "--shares", how, "--json").out) for how in ("equal", "data"))
     assert equal["exact"]["round_weight_variance"] == pytest.approx(0.2)
     assert own["exact"]["round_weight_variance"] > 0.21  # unequal shares vary more
@@ -455,7 +455,7 @@ def test_version_is_printed(everfed):
         (["audit", "--clients", "0"], "at least 1"),
         (["audit", "--capacity", "0.5"], "capacity >= 1"),
         (["audit", "--arrivals", "trikle"], "Did you mean 'trickle'?"),
-        (["audit", "--seeds", "0"], "names no seed"),
+        (["audit", "--seeds", "0"], "give at least one seed"),
         (["run", "--method", "algorithm2"], "Did you mean 'algorithm1'?"),
         (["compare", "--methods", "algorithm1,gredy"], "Did you mean 'greedy'?"),
         (["run", "--model", "small-cn"], "Did you mean 'small-cnn'?"),
@@ -472,19 +472,19 @@ def test_version_is_printed(everfed):
         (["sweep", "--grid", "client.lr"], "write key=value,value"),
         (["sweep", "--grid", "client.lr=0.1,0.1"], "twice"),
         (["sweep", "--grid", "client.lr=0.1,1e-1"], "twice"),
-        (["sweep", "--grid", "client.lr=0.1", "--grid", "client.lr=0.2"], "names 'client.lr' twice"),
-        (["sweep", "--grid", "seed=1,2"], "write --seeds 1,2 in place of --grid seed=1,2"),
-        (["sweep", "--set", "seed=3"], "the runs have the seeds of --seeds"),
+        (["sweep", "--grid", "client.lr=0.1", "--grid", "client.lr=0.2"], "has 'client.lr' twice"),
+        (["sweep", "--grid", "seed=1,2"], "write --seeds 1,2 instead of --grid seed=1,2"),
+        (["sweep", "--set", "seed=3"], "the runs use --seeds"),
         (["sweep", "--set", "client.lr=0.3", "--grid", "client.lr=0.1,0.2"], "'client.lr' is set for all runs"),
         (["sweep", "--lr", "0.3", "--grid", "client.lr=0.1,0.2"], "'client.lr' is set for all runs"),
-        (["sweep", "--lr", "0.3", "--grid", "client=adam,sgd"], "also given as 'client' in the grid"),
-        (["sweep", "--grid", "policy=greedy", "--grid", "method=fedavg"], "'method' undoes its 'policy'"),
-        (["compare", "--set", "method=greedy"], "'method' is set for all runs and also given by --methods"),
-        (["compare", "--set", "policy.cutoff=0"], "'policy.cutoff' is set for all runs and also given by --methods"),
+        (["sweep", "--lr", "0.3", "--grid", "client=adam,sgd"], "also by 'client' in the grid"),
+        (["sweep", "--grid", "policy=greedy", "--grid", "method=fedavg"], "'method' overrides its 'policy'"),
+        (["compare", "--set", "method=greedy"], "'method' is set for all runs and also by --methods"),
+        (["compare", "--set", "policy.cutoff=0"], "'policy.cutoff' is set for all runs and also by --methods"),
         (["compare", "--seeds", "1,1"], "seed 1 is given 2 times"),
-        (["compare", "--methods", ","], "names no method"),
-        (["compare", "--grid", "client.lr=0.1"], "--tune is not given"),
-        (["compare", "--tune", "--seeds", "0:3", "--tune-seeds", "2:4"], "seed 2 is both tuned on and reported"),
+        (["compare", "--methods", ","], "--methods is empty"),
+        (["compare", "--grid", "client.lr=0.1"], "add --tune"),
+        (["compare", "--tune", "--seeds", "0:3", "--tune-seeds", "2:4"], "seed 2 is in both --tune-seeds and --seeds"),
         (["tune", "--grid", "seed=1,2"], "'seed' cannot be tuned"),
         (["tune", "--validation", "1.5"], "validation is 1.5"),
         (["tune", "--budget", "3"], "more than the budget of 3"),
@@ -493,7 +493,7 @@ def test_version_is_printed(everfed):
         (["run", "--explain", "--on-divergence", "ignore"], "'stop' or 'skip'"),
         (["run", "--track", "tensorbord"], "Did you mean 'tensorboard'?"),
         (["report", "nowhere"], "no folder 'nowhere'"),
-        (["figure", "."], "no runs below"),
+        (["figure", "."], "no runs in"),
         (["presets", "show", "digt"], "Did you mean 'digits'?"),
         (["run", "--lr", "nan"], "must be a positive number"),
         (["run", "--strength", "1.5"], "strength is 1.5; it must be from 0 to 1"),
@@ -521,7 +521,7 @@ def test_cuda_asked_for_and_absent(everfed):
     for command in ("run", "compare", "sweep", "plan", "audit"):
         result = everfed(command, "--device", "cuda")
         assert result.code == 2
-        assert "sees no GPU" in result.err
+        assert "finds no GPU" in result.err
 
 
 def test_debug_shows_the_traceback():

@@ -107,7 +107,7 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch):
         return train_chunk(self, params, clients, round)
 
     monkeypatch.setattr(Batched, "_train_chunk", tight)
-    with pytest.warns(ef.EverfedWarning, match="out of device memory with 4 clients at once; going on with 2"):
+    with pytest.warns(ef.EverfedWarning, match="out of device memory with 4 clients at once; continuing with 2"):
         halved = ef.simulate(made, data, FLEET, "fedavg", device="cuda", trainer="batched", **SETTINGS)
     for name, value in whole.params.items():
         torch.testing.assert_close(value, halved.params[name], rtol=1e-4, atol=1e-5)

@@ -108,7 +108,7 @@ def test_scrambled_images_are_found_in_every_precision(precision, monkeypatch):
             kernel[grid](*args, **meta)
 
     monkeypatch.setattr(program, "launch", careless)
-    with pytest.raises(ef.InputError, match="trains other updates than plain autograd"):
+    with pytest.raises(ef.InputError, match="computes different updates than plain autograd"):
         choose.trainer("kernels", scrambled)
 
 

@@ -123,7 +123,7 @@ def test_by_energy_at_strength_zero_is_like_iid(digits, seed):
     data = by_energy(digits, 0.0, seed)
     iid = digits.partition(40, seed=seed)
     assert np.ptp(data.sizes()) <= 1
-    # 360 samples a group and 10 classes: chance alone gives a total variation of about 0.05.
+    # 360 samples per group and 10 classes: chance alone gives a total variation of about 0.05.
     assert skew(group_counts(data, paper_fleet())) < 0.09
     assert skew(group_counts(iid, paper_fleet())) < 0.09
 

@@ -97,8 +97,8 @@ def test_runs_that_contradict_each_other_are_told_and_never_averaged(changes, tm
     assert {line.label: len(line.runs) for line in lines(found)} == {
         "Algorithm 1 · in a": 1, "Algorithm 1 · in b": 1, "Algorithm 1": 1,
     }  # fmt: skip
-    assert "other records from round 5" in page(found, tmp_path / "page.html").read_text()
-    with pytest.warns(EverfedWarning, match="other records from round 5"):
+    assert "different records from round 5" in page(found, tmp_path / "page.html").read_text()
+    with pytest.warns(EverfedWarning, match="different records from round 5"):
         figure(found, tmp_path / "figure.png")
 
 

@@ -1,4 +1,4 @@
-"""The documentation: its code runs as printed, and its links lead somewhere."""
+"""The documentation: its code runs as printed, its links lead somewhere, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from everfed import METHODS, SERVER_RULES
+from test_architecture import HEIGHT
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BUILT_IN_METHODS, BUILT_IN_RULES = list(METHODS), list(SERVER_RULES)  # before other tests register kinds
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<(?:img|a)\b[^>]*\b(?:src|href)=\"([^\"]+)\"")
 
 
@@ -55,3 +59,26 @@ def test_relative_links_and_images_exist(page):
 
 def test_links_of_both_kinds_are_found():
     assert {"docs/images/compare.png", "docs/maths.md", "LICENSE"} <= set(targets(ROOT / "README.md"))
+
+
+def first_cells(page, heading):
+    """The names in backticks in the first column of the first table below a heading."""
+    rows = page.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0].split("\n|---")[1]
+    cells = [line.split("|")[1] for line in rows.splitlines()[1:] if line.startswith("|")]
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_the_readme_lists_every_method_once():
+    assert sorted(first_cells(ROOT / "README.md", "Methods")) == sorted(BUILT_IN_METHODS)
+
+
+def test_the_page_of_methods_lists_every_server_rule_once():
+    assert sorted(first_cells(ROOT / "docs" / "methods.md", "Server rules")) == sorted(BUILT_IN_RULES)
+
+
+def test_the_readme_lists_every_part_of_the_source_in_the_order_of_imports():
+    listed = [name.rstrip("/") for name in first_cells(ROOT / "README.md", "Source")]
+    source = ROOT / "src" / "everfed"
+    there = {path.stem for path in source.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert sorted(listed) == sorted(name for name in there if not name.startswith("_"))
+    assert listed == sorted(listed, key=lambda name: HEIGHT[name])

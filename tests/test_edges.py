@@ -94,7 +94,7 @@ WRONG = {
         lambda: ef.simulate("mlp", [(x, y.astype(float))] * 2, FLEET, **SETTINGS), "for classification"),
     "negative labels in a data set": (
         lambda: classified([0, -1, 1, 0]).partition(2, "dirichlet"), "run from 0 to 1"),
-    "an endless alpha": (lambda: ef.load("digits").partition(2, "dirichlet", alpha=np.inf), "up to 1e6"),
+    "an endless alpha": (lambda: ef.load("digits").partition(2, "dirichlet", alpha=np.inf), "above 0 and at most"),
     "bytes here and floats there": (
         lambda: ef.from_arrays([(np.zeros((2, 3), np.uint8), [0, 1]), (np.zeros((2, 3)), [0, 1])]), "different types"),
     "a test set of other samples": (

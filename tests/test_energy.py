@@ -125,7 +125,7 @@ class TestEveryRandomProcess:
         amounts = self.amounts(process)
         assert set(np.unique(amounts)) <= {0.0, 1.0}
         rates = amounts.mean(axis=0).reshape(-1, len(self.CYCLES)).mean(axis=0)
-        # 100,000 rounds a cycle; Markov's spells of 4 rounds leave the fewest independent ones.
+        # 100,000 rounds per cycle; Markov's spells of 4 rounds leave the fewest independent ones.
         np.testing.assert_allclose(rates, 1.0 / np.array(self.CYCLES), rtol=0.06)
 
     def test_every_round_has_the_stated_chance(self, process):
@@ -155,7 +155,7 @@ class TestMarkov:
             np.testing.assert_array_equal(Markov(cycles, offsets).harvest(r, 9), stepped[r])
 
     @pytest.mark.parametrize(
-        ("cycle", "spell", "words"), [(5, 0.5, "spell is 0.5; it must be at least 1"), (2, 1.5, "2 rounds even by")]
+        ("cycle", "spell", "words"), [(5, 0.5, "spell is 0.5; it must be at least 1"), (2, 1.5, "2 rounds at")]
     )
     def test_spells_shorter_than_chance_makes_them_are_refused(self, cycle, spell, words):
         with pytest.raises(InputError, match=words):

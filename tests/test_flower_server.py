@@ -299,7 +299,7 @@ def test_the_strategy_takes_rules_and_optimisers():
         ("scaffold", "changes the clients' gradients"),
         ("ht-scaffold", "changes the clients' gradients"),
         ("fedawe", "from a model of its own"),
-        ("mifa", r"learning rate, which is not known here.*last-updates"),
+        ("mifa", r"learning rate, which is unknown here.*last-updates"),
     ],
 )
 def test_the_strategy_says_which_rules_it_cannot_serve(rule, words):

@@ -166,7 +166,7 @@ def test_fashion_mnist_is_told_from_mnist_by_its_balance(tmp_path):
     x = [np.zeros((len(labels), 28, 28), np.uint8) for labels in y]
     write_idx(tmp_path / "fashion", *zip(x, y, strict=True), packed=True)
     assert len(images.FashionMnist(folder=str(tmp_path / "fashion")).fetch().train_y) == 60000
-    with pytest.raises(InputError, match="not that of mnist"):
+    with pytest.raises(InputError, match="does not match mnist"):
         images.Mnist(folder=str(tmp_path / "fashion")).fetch()
 
 

@@ -254,7 +254,7 @@ class Idle(nn.Module):
 )
 def test_models_without_kernels_say_why(model, reason):
     data = images((10,))
-    with pytest.raises(ef.InputError, match=f"trainer='kernels' was asked for, but .*{reason}"):
+    with pytest.raises(ef.InputError, match=f"trainer='kernels' was requested, but .*{reason}"):
         ef.TRAINERS["kernels"](task(model, data, ef.SGD()))
 
 
@@ -309,7 +309,7 @@ def test_all_kernels_compile_for_a_data_centre_gpu(precision, tmp_path):
 def test_a_gpu_with_too_little_shared_memory_is_noticed_before_training(tmp_path):
     told = compiled_for(90, 20000, "bf16", tmp_path)
     assert "CannotLowerError" in told.stderr
-    assert "bytes of shared memory, and there are 20000" in told.stderr
+    assert "bytes of shared memory, but there are 20000" in told.stderr
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU here")

@@ -198,7 +198,7 @@ def test_ranks_count_peers_of_one_cycle_and_start():
 def test_clients_without_ranks_are_refused():
     known = Clients.of(PAPER, 0)
     for missing in ({"ranks": None}, {"peers": None}):
-        with pytest.raises(InputError, match=r"rank among the clients of its cycle.*when a client enrols"):
+        with pytest.raises(InputError, match=r"rank among the clients with its cycle.*when a client enrols"):
             Lattice().init(replace(known, **missing))
 
 

@@ -292,7 +292,7 @@ BAD = {
     "objects": ((GOOD.astype(object), [0, 1]), "must be numbers; they are object"),
     "dates": ((GOOD.astype("datetime64[s]"), [0, 1]), "must be numbers"),
     "records": ((np.zeros(2, "i4,f4"), [0, 1]), "must be numbers"),
-    "lists of different lengths": (([[1.0, 2.0], [1.0]], [0, 1]), "samples of client 0 cannot be made one array"),
+    "lists of different lengths": (([[1.0, 2.0], [1.0]], [0, 1]), "samples of client 0 cannot be converted"),
     "too large": ((GOOD.astype(float) + 1e300, [0, 1]), "samples of client 0 hold numbers beyond 3.4e+38"),
     "targets too large": ((GOOD, [1e300, 0.0]), "labels of client 0 hold numbers beyond"),
     "labels beyond int64": ((GOOD, np.array([0, 2**64 - 1], np.uint64)), "go up to 18446744073709551615"),
@@ -322,8 +322,8 @@ def test_small_floats_of_torch_are_read():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"order": [0, 1, 12]}, "order runs from 0 to 12; sample numbers are 0 to 11"),
-        ({"order": np.arange(12) - 1}, "order runs from -1"),
+        ({"order": [0, 1, 12]}, "order contains 0 to 12; sample numbers must be from 0 to 11"),
+        ({"order": np.arange(12) - 1}, "order contains -1"),
         ({"order": np.arange(12.0)}, "order must be a list of whole numbers"),
         ({"starts": [0, 4, 3, 12]}, "starts must rise from 0 to 12"),
         ({"starts": [0, 4, 8, 11]}, "starts must rise from 0 to 12"),

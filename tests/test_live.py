@@ -138,7 +138,7 @@ def test_another_object_is_another_experiment(change, key, tmp_path):
     first = Experiment(model=net(), data=samples(), fleet=FLEETS["cycles"](), policy=EveryNth(2), **KW)
     ef.simulate(first, out=tmp_path)
     ef.simulate(replace(first, model=net(), data=samples()), out=tmp_path)  # equal content, other objects
-    with pytest.raises(ef.InputError, match=rf"holds another experiment: .*{key}"):
+    with pytest.raises(ef.InputError, match=rf"holds a different experiment: .*{key}"):
         ef.simulate(replace(first, **change), out=tmp_path)
 
 

@@ -58,8 +58,8 @@ class TestAsMethod:
         [
             ("algoritm1", "unknown method 'algoritm1'. Did you mean 'algorithm1'?"),
             (3, "the method is 3; it must be a name such as 'algorithm1', a Method or a policy such as Greedy()."),
-            (ef.Greedy, "that is a class: give a policy, such as Greedy()."),
-            (Bare(), "it has a step, but is no policy: derive its class from everfed.Policy."),
+            (ef.Greedy, "that is a class; give an instance, such as Greedy()."),
+            (Bare(), "it has a step but is not a policy: derive its class from everfed.Policy."),
             (ef.Sum(), "it must be a name such as 'algorithm1'"),
         ],
         ids=str,
@@ -75,7 +75,7 @@ class TestAsMethod:
     @pytest.mark.parametrize("what", ["truncated", ef.METHODS["truncated"]], ids=str)
     def test_a_second_rule_is_refused(self, what):
         with pytest.raises(
-            ef.InputError, match=r"server rule is Sum\(\), and the method 'Algorithm 1, truncated' has its own"
+            ef.InputError, match=r"server rule is Sum\(\), but the method 'Algorithm 1, truncated' has its own"
         ):
             ef.audit(FLEET, what, 4, 2, server=ef.Sum())
 
@@ -83,7 +83,7 @@ class TestAsMethod:
         ("policy", "words"),
         [
             (Bare(), "derive its class from everfed.Policy"),
-            (ef.Greedy, "give a policy, such as Greedy()"),
+            (ef.Greedy, "give an instance, such as Greedy()"),
             ("greedy", "the policy is 'greedy'; it must be a policy such as Greedy()."),
         ],
         ids=str,

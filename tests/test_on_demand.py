@@ -308,12 +308,12 @@ def two(x=None, y=None, sizes=(2, 1)):
         (lambda: OnDemand(Generated([], lambda c: None), None, 2), "no clients"),
         (lambda: OnDemand(two(sizes=(2, 0)), None, 2), "client 1 holds no samples"),
         (lambda: OnDemand(two(), None, -1), "classes is -1"),
-        (lambda: OnDemand(two(), None, 0).read(np.array([0, 1])), "say how many"),
+        (lambda: OnDemand(two(), None, 0).read(np.array([0, 1])), "set classes to their number"),
         (lambda: OnDemand(two(), ([[0.0, 1.0]], [0]), 2), "the test set"),
         (lambda: OnDemand(two(y=[2]), None, 2).read(np.array([1])), "labels of 2 classes run from 0 to 1"),
         (lambda: OnDemand(two(x=[[np.nan]]), None, 2).read(np.array([1])), "NaN"),
         (lambda: OnDemand(two(x=[[1.0, 2.0]]), None, 2).read(np.array([1])), r"client 1 are float32 of shape \(2,\)"),
-        (lambda: OnDemand(two(x=[[1.0], [2.0]], y=[0, 1]), None, 2).read(np.array([1])), "client 1 was made 2"),
+        (lambda: OnDemand(two(x=[[1.0], [2.0]], y=[0, 1]), None, 2).read(np.array([1])), "2 samples for client 1"),
         (lambda: OnDemand(two(), None, 2).read(np.array([2])), "no client 2"),
         (lambda: Arrays(np.zeros((3, 1)), np.zeros(3), np.array([0, 2])), "rise from 0"),
         (lambda: Arrays(np.zeros((3, 1)), np.zeros(3), np.array([0, 2, 1, 3])), "rise from 0"),
@@ -339,15 +339,15 @@ def test_bad_parquet_is_refused_in_words(tmp_path):
         len(Parquet(tmp_path))
     with pytest.raises(ef.InputError, match="no column 'y'"):
         len(written("a", {"client": [0], "x": [1.0]}))
-    with pytest.raises(ef.InputError, match="no column 'client' and lies in no folder"):
+    with pytest.raises(ef.InputError, match="no column 'client' and is not in a folder"):
         len(written("b", {"x": [1.0], "y": [0]}))
-    with pytest.raises(ef.InputError, match="client 0 do not lie together"):
+    with pytest.raises(ef.InputError, match="client 0 are not contiguous"):
         len(written("c", {"client": [0, 1, 0], "x": [1.0] * 3, "y": [0] * 3}))
     with pytest.raises(ef.InputError, match="numbered from 0 on without gaps"):
         len(written("d", {"client": [0, 2], "x": [1.0] * 2, "y": [0] * 2}))
     with pytest.raises(ef.InputError, match="differ in length"):
         written("e", {"client": [0, 0], "x": [[1.0], [1.0, 2.0]], "y": [0] * 2}).read(np.array([0]))
-    with pytest.raises(ef.InputError, match="empty places"):
+    with pytest.raises(ef.InputError, match="missing values"):
         written("f", {"client": [0, 0], "x": [1.0, None], "y": [0] * 2}).read(np.array([0]))
     with pytest.raises(ef.InputError, match="holds string"):
         written("g", {"client": [0], "x": ["a"], "y": [0]}).read(np.array([0]))

@@ -38,7 +38,7 @@ some_cycles = pytest.mark.parametrize("cycle", [2, 3, 5, 7])
 
 @pytest.fixture
 def every_outcome(monkeypatch):
-    """Put every outcome of so many draws a client in place of chance; gives the seeds [S, 1] that number them."""
+    """Put every outcome of so many draws per client in place of chance; gives the seeds [S, 1] that number them."""
 
     def enumerate_outcomes(cycles, draws):
         choices = [range(cycle) for cycle in cycles for _ in range(draws)]

@@ -112,7 +112,7 @@ def test_a_part_of_a_fleet_has_the_same_energy(tmp_path):
         ({"battery_wh": 0.005}, r"esp32 @ .*: a round costs 22 J and the battery can give 18 J"),
         (
             {"switched_off": False, "trace_scale": 0.01},
-            r"device 0 is given 2e-06 W on average and draws 3.3e-05 W asleep",
+            r"device 0 harvests 2e-06 W on average and draws 3.3e-05 W asleep",
         ),
         ({"device": "esp23"}, "Did you mean 'esp32'"),
         ({"radio": "wify"}, "Did you mean 'wifi'"),

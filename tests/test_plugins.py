@@ -119,7 +119,7 @@ def test_an_installed_package_needs_no_naming(here, tmp_path):
     done = result.json()
     assert done["experiment"] == by_flag["experiment"] | {"plugins": ["otherlab.parts"]}
     assert done["final"] == by_flag["final"]
-    assert "the entry point 'kinds' of brokenlab is left out" in result.err
+    assert "the entry point 'kinds' of brokenlab is ignored" in result.err
     assert "no_such_thing" in result.err
     assert "one-layer" in command(tmp_path, "run", "--help", path=path).out
 
@@ -212,11 +212,11 @@ def test_every_kind_of_part_can_be_registered():
     ("word", "name", "told"),
     [
         ("polcy", "mine", "unknown word 'polcy'. Did you mean 'policy'?"),
-        ("policy", "Mine", "use small letters"),
-        ("policy", "my policy", "use small letters"),
-        ("policy", 3, "use small letters"),
-        ("policy", "greedy", "is there already, as everfed.scheduling.policies.Greedy"),
-        ("model", "mine", "the model 'mine' has no build; everfed.learning.models.Model says what each is for"),
+        ("policy", "Mine", "use lowercase letters"),
+        ("policy", "my policy", "use lowercase letters"),
+        ("policy", 3, "use lowercase letters"),
+        ("policy", "greedy", "already exists, as everfed.scheduling.policies.Greedy"),
+        ("model", "mine", "the model 'mine' has no build; everfed.learning.models.Model documents them"),
         ("metrics", "mine", "the metrics 'mine' cannot be called with (outputs, targets) alone"),
         ("method", "mine", "it must be a Method"),
     ],
@@ -244,7 +244,7 @@ def test_options_must_be_fields_with_defaults(tables):
         patience: int = 3
         scaled: bool = False
 
-    with pytest.raises(ef.InputError, match=r"has 'patience', which is no option yet.*@dataclass\(frozen=True\)"):
+    with pytest.raises(ef.InputError, match=r"has 'patience', which is not an option.*@dataclass\(frozen=True\)"):
         ef.register("policy", "hidden")(Hidden)
     with pytest.raises(ef.InputError, match=r"without arguments.*'patience'.*dataclass fields that have defaults"):
         ef.register("policy", "needy")(Needy)
@@ -272,8 +272,8 @@ def test_an_option_of_a_type_that_no_file_has_is_told(tables):
     [
         ({"plugins": "mylab"}, "must be a list of modules"),
         ({"plugins": [3]}, "must be a list of modules"),
-        ({"plugins": ["my-lab.py"]}, "as import takes it"),
-        ({"plugins": [".relative"]}, "as import takes it"),
+        ({"plugins": ["my-lab.py"]}, "name of an importable module"),
+        ({"plugins": [".relative"]}, "name of an importable module"),
         ({"plugins": ["no_such_lab"]}, "plugin 'no_such_lab' not found"),
         ({"plugins": ["json.no_such_part"]}, "no module 'json.no_such_part'"),
         ({"metrics": ["no-such"]}, "unknown metric 'no-such'"),
@@ -332,5 +332,5 @@ def test_metrics_of_ones_own_in_python():
     with pytest.raises(ef.InputError, match=r"unknown metric 'mean_outputs'\. Did you mean 'mean_output'"):
         history.curve("mean_outputs")
     for wrong in ([mean_output, mean_output], [lambda outputs, targets: outputs]):
-        with pytest.raises(ef.InputError, match=r"two called 'mean_output'|it must be a number"):
+        with pytest.raises(ef.InputError, match=r"two metrics are called 'mean_output'|it must be a number"):
             ef.simulate("logistic", data, fleet, metrics=wrong, **settings)

@@ -266,7 +266,7 @@ def test_proximal_clients_are_pulled_to_where_they_started():
 
 def test_a_server_optimizer_has_nothing_to_move_under_fedawe():
     for optimizer in (ef.ServerSGD(0.5), ef.ServerMomentum()):
-        with pytest.raises(ef.InputError, match=r"sends clients models of its own.*the rule's rate"):
+        with pytest.raises(ef.InputError, match=r"sends its own models to clients.*the rule's rate"):
             simulation(ef.FedAWE(), server_optimizer=optimizer)
     path(simulation(ef.FedAWE(), server_optimizer=ef.ServerSGD()))
 

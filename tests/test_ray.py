@@ -155,7 +155,7 @@ def test_a_worker_and_then_a_machine_die_in_the_middle(two_nodes, nodes):
         kept = run.source.trainer.state_dict()
     same_rounds(expected, seen)
     assert close_to(alone, run)
-    assert sum("a new one takes over" in note for note in notes) == 2, notes
+    assert sum("a new one replaces it" in note for note in notes) == 2, notes
     assert any("there is no room for a new one" in note for note in notes), notes
     for client, values in split_clients(alone.source.trainer.state_dict()).items():
         for name, value in values.items():
@@ -201,7 +201,7 @@ def test_a_sweep_over_machines_that_die(two_nodes, nodes, tmp_path):
 
 @needs_ray
 def test_bad_input_is_refused_in_words(two_nodes):
-    with pytest.raises(InputError, match="'cuda' was asked for, but the cluster has no GPU"):
+    with pytest.raises(InputError, match="'cuda' was requested, but the cluster has no GPU"):
         OnCluster(two_nodes)([sweep.Planned(replace(SMALL, device="cuda"), {}, None)], {}, print, lambda: False)
     with pytest.raises(InputError, match="workers is 5, and the cluster has 4 CPUs"), sharded(SMALL, two_nodes, 5):
         pass
@@ -214,7 +214,7 @@ def test_bad_input_is_refused_in_words(two_nodes):
     with pytest.raises(InputError, match=r"a model of its own.*such as echo"), sharded(fedawe, two_nodes, 2):
         pass
     nowhere = sweep.Planned(SMALL, {}, Path("/nowhere/at/all"))
-    with pytest.raises(ClusterError, match="storage that all nodes share"):
+    with pytest.raises(ClusterError, match="storage shared by all nodes"):
         ray.get(ray.remote(spread._work).remote(0, nowhere, {}, None, 0))
 
 
@@ -263,7 +263,7 @@ def test_without_ray_the_extra_is_named():
     ("address", "said"),
     [
         ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1'"),
-        ("ray://127.0.0.1:10001", "of Ray's client server"),
+        ("ray://127.0.0.1:10001", "belongs to Ray's client server"),
         ("head", "give 'host:port'"),
     ],
 )
@@ -283,7 +283,7 @@ def test_errors_of_the_work_are_not_taken_for_the_address(nodes):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "digits", "--workers", "2"], "--workers is for clusters; give --engine ray as well."),
+        (["run", "digits", "--workers", "2"], "--workers applies to clusters; add --engine ray."),
         (["compare", "digits", "--engine", "rya"], "unknown engine 'rya'. Did you mean 'ray'?"),
     ],
 )

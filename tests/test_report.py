@@ -165,7 +165,7 @@ def test_runs_are_grouped_by_method_and_by_settings_that_differ():
         "Algorithm 1 · client.lr=0.01": 2,
         "Benchmark 1 (greedy) · client.lr=0.1": 1,
     }
-    # One line a method: rates tuned for each are no part of the names.
+    # One line per method: rates tuned for each are no part of the names.
     assert [line.label for line in lines([found[0], found[1], found[-1]])] == ["Algorithm 1", "Benchmark 1 (greedy)"]
     apart = [found[2], found[3], found[-1]]
     assert [line.label for line in lines(apart)] == ["Algorithm 1", "Benchmark 1 (greedy)"]
@@ -321,8 +321,8 @@ def test_unfinished_and_empty_runs_are_told(tmp_path):
     assert data["lines"][0]["loss"]["rounds"] == [4, 8, 12, 16, 20, 24]
     assert data["lines"][0]["final"]["accuracy"]["runs"] == 1
     assert data["notes"] == [
-        "Left out, since they have not finished a round: Algorithm 1, seed 2 (running).",
-        "Algorithm 1: not done, and left out of its averages: seed 1 (running).",
+        "Omitted, since they have not finished a round: Algorithm 1, seed 2 (running).",
+        "Algorithm 1: not done, and omitted from its averages: seed 1 (running).",
     ]
     assert [run["state"] for run in data["runs"]] == ["done", "running"]
     alone = page_data([running])

@@ -99,7 +99,7 @@ def test_a_disk_without_room_is_an_error_in_words():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(ef.InputError, match=r"no room on disk for .* set TMPDIR"):
+        with pytest.raises(ef.InputError, match=r"not enough disk space for .* set TMPDIR"):
             rows.gather(np.arange(50))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -207,7 +207,7 @@ def test_a_plan_takes_memory_for_its_clients_not_for_rounds_times_clients():
 
 
 def test_a_round_takes_memory_for_its_participants():
-    """Beyond some arrays of one number a client, which all are there from the start."""
+    """Beyond some arrays of one number per client, which all are there from the start."""
     clients = 50_000
     fleet = million_like(clients, 50)
     source = Generated(np.full(clients, 4), lambda c: (np.full((4, 100), c % 9, np.float32), [0, 1, 0, 1]))

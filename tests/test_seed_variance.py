@@ -55,7 +55,7 @@ def test_known_parts_are_found(tmp_path):
 def test_a_kind_that_is_pinned_is_held_still_and_has_no_part(pinned, tmp_path):
     experiment = Experiment(**{f"{kind}_seed": 3 for kind in pinned})
     if pinned == list(SIZES):
-        with pytest.raises(ef.InputError, match="pins all four seeds"):
+        with pytest.raises(ef.InputError, match="fixes all four seeds"):
             ef.seed_effects(experiment, 2, out=tmp_path, value=value)
         return
     found = ef.seed_effects(experiment, 40, out=tmp_path, value=value)

@@ -67,12 +67,12 @@ def said(fleet, policy, rounds, seed=0):
         (
             ef.Fleet.from_cycles([6, 6, 8], capacity=3, storage=THIRSTY), ef.Greedy(), 200,
             "nobody trains in 200 rounds: all 2 of E=6 (standby draws what they harvest); "
-            "the only client of E=8 (standby draws what they harvest). So the model stays as it is.",
+            "the only client of E=8 (standby draws what they harvest). So the model does not change.",
         ),
         (
             ef.Fleet.from_cycles([1, 2, 2], [0, 10, 3]), ef.Greedy(), 10,
             "1 of 3 clients never train in 10 rounds: 1 of the 2 of E=2, client 1 "
-            "(their first energy comes when the run is over). So the model learns nothing from their data.",
+            "(their first energy arrives after the run). So the model learns nothing from their data.",
         ),
         (
             ef.Fleet.from_cycles([4, 4], storage=Storage(charging=0.5, leak=0.5)), ef.Greedy(), 40,
@@ -99,13 +99,13 @@ def test_it_says_who_and_why(fleet, policy, rounds, expected):
 
 def test_reasons_that_lie_with_the_policy():
     (text,) = said(ef.Fleet.from_cycles([1, 1, 3], [0, 0, 30]), ef.WaitForAll(), 20)
-    assert "all 2 of E=1 (the policy waits for a round in which everybody has energy, and there is none)" in text
-    assert "the only client of E=3 (their first energy comes when the run is over)" in text
+    assert "all 2 of E=1 (the policy waits for a round in which every client has energy, and there is none)" in text
+    assert "the only client of E=3 (their first energy arrives after the run)" in text
     seed = next(s for s in range(99) if said(ef.Fleet.from_cycles([50]), ef.UniformWindow(), 5, s))
     (text,) = said(ef.Fleet.from_cycles([50]), ef.UniformWindow(), 5, seed)
-    assert "they could have paid for a round, but the policy gave them none in time" in text
+    assert "they had the energy for a round, but the policy scheduled none in time" in text
     seed = next(s for s in range(99) if said(ef.Fleet.from_cycles([50]), ef.Bernoulli(), 5, s))
-    assert "chance gave them no round" in said(ef.Fleet.from_cycles([50]), ef.Bernoulli(), 5, seed)[0]
+    assert "no round was drawn for them" in said(ef.Fleet.from_cycles([50]), ef.Bernoulli(), 5, seed)[0]
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

@@ -680,5 +680,5 @@ def test_a_gpu_that_is_not_there_is_refused(device, digits, fleet):
 
 
 def test_a_horizon_that_cuts_windows_short_warns(digits, fleet):
-    with pytest.warns(ef.EverfedWarning, match="7 rounds do not hold a whole number of windows for 6 of 8"):
+    with pytest.warns(ef.EverfedWarning, match="7 rounds do not contain a whole number of windows for 6 of 8"):
         ef.simulate("logistic", digits, fleet, **settings(rounds=7))

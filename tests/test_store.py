@@ -396,7 +396,7 @@ def test_an_option_that_had_another_name_is_read_and_resumed(tmp_path):
 
 
 def test_a_file_of_a_later_version_is_refused(tmp_path):
-    with pytest.raises(InputError, match="format is 3, and this version of everfed reads formats up to 2"):
+    with pytest.raises(InputError, match="format is 3, but this version of everfed reads formats up to 2"):
         config.from_dict({"format": 3})
 
 

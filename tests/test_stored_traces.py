@@ -97,7 +97,7 @@ def test_a_changed_trace_never_gives_the_old_result_back(tmp_path, experiment):
     before = source.stat()
     write(source, 0.02)  # as long as before
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(InputError, match=r"roof.csv is not the one that the run in .* began with: its SHA-256"):
+    with pytest.raises(InputError, match=r"roof.csv is not the one that the run in .* started with: its SHA-256"):
         finish(experiment, tmp_path / "run")
     write(source)
     assert finish(experiment, tmp_path / "run") == []
@@ -230,5 +230,5 @@ def test_folders_of_older_versions_open_and_are_reported_on(tmp_path, experiment
     (tmp_path / "run" / "result.json").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(InputError, match="was begun by an older version"):
+        with pytest.raises(InputError, match="was started by an older version"):
             finish(run.experiment, tmp_path / "run")

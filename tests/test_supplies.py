@@ -107,7 +107,7 @@ class TestSuppliesOfDifferentLength:
 class TestHowATraceGoesOn:
     def test_a_dated_trace_of_part_days_is_not_repeated_as_it_is(self, trace):
         path = trace(hours=50, start="2026-06-01T00:00:00Z")
-        with pytest.raises(InputError, match=r"lasts 2.08333 days; .* noon would move .* extend = \"whole-days\""):
+        with pytest.raises(InputError, match=r"lasts 2.08333 days; .* noon would drift .* extend = \"whole-days\""):
             DeviceFleet((DeviceGroup(trace=path, **PLAIN),)).build()
         whole = DeviceFleet((DeviceGroup(count=1, trace=path, extend="whole-days", **PLAIN),)).build()
         assert curve(whole, 0, 96)[:48].tolist() == curve(whole, 0, 96)[48:].tolist()
@@ -129,7 +129,7 @@ class TestHowATraceGoesOn:
             plan(fleet, Greedy(), rounds=49)
         with pytest.raises(InputError, match="ends after 48"):
             Experiment(fleet=spec, rounds=100).make_fleet()
-        with pytest.raises(InputError, match="a round of 200000 s is longer than what the trace holds"):
+        with pytest.raises(InputError, match="a round of 200000 s is longer than the part of the trace"):
             replace(spec, round_s=200_000.0).build()
 
     def test_the_rule_is_among_the_assumptions(self, trace):
@@ -144,8 +144,9 @@ class TestHowATraceGoesOn:
         assert [row.source for row in rows] == [
             "t.csv, 7 days, without dates: it starts with round 0, repeated from its start",
             "b.csv, 7 days from 2026-06-01 07:00 UTC, entered 17 h after its start, repeated from its start",
-            "c.csv, 7 days from 2026-06-01 07:00 of an unknown zone: it starts with round 0, repeated from its start",
-            "a typical year at miami (UTC-5 h), again every 365 days",
+            "c.csv, 7 days from 2026-06-01 07:00 of an unknown time zone: it starts with round 0, "
+            "repeated from its start",
+            "a typical year at miami (UTC-5 h), repeated every 365 days",
         ]
 
 
@@ -202,7 +203,7 @@ class TestOneClock:
 
     def test_a_dated_trace_without_a_midnight_is_refused(self, trace):
         path = trace(hours=6, start="2026-06-01T07:00:00Z")
-        with pytest.raises(InputError, match="holds no midnight"):
+        with pytest.raises(InputError, match="contains no midnight"):
             DeviceFleet((DeviceGroup(trace=path, extend="wrap", **PLAIN),)).build()
 
 

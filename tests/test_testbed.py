@@ -196,7 +196,7 @@ class TestTheBoundHolds:
         assert np.min(found.bounds / found.mean) < 10
 
     def test_what_is_not_proven_is_not_measured_against_it(self, forms):
-        with pytest.raises(InputError, match="'independent' is not proven for algorithm1; take one of windows_smooth"):
+        with pytest.raises(InputError, match="'independent' is not proven for algorithm1; use one of windows_smooth"):
             measure(forms, SMALL, "algorithm1", rounds=1, constant="independent")
         with pytest.raises(InputError, match="no theorem covers this"):
             measure(forms, SMALL, "greedy", rounds=1)

@@ -303,9 +303,9 @@ class TestCommand:
         ("options", "said"),
         [
             (("--iterations", "4999"), "take 4995 or 5000"),
-            (("--sigma", "a,b"), "give numbers with commas"),
+            (("--sigma", "a,b"), "give numbers separated by commas"),
             (("--shares", "0"), "at least one client must hold data"),
-            (("--clients", "4", "--shares", "1,1,1,1,1"), "at most one a client"),
+            (("--clients", "4", "--shares", "1,1,1,1,1"), "at most one per client"),
             (("--mu", "5"), "mu <= L"),
             (("--target", "-1"), "target is -1"),
             (("--offsets", "0,1,2,3"), "start later than round 0"),

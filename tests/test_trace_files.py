@@ -96,7 +96,7 @@ class TestTimes:
     @pytest.mark.parametrize(
         ("times", "words"),
         [
-            ([0, 1, 2], "a number in a unit that is not known; say it with time_unit, one of s, ms, us"),
+            ([0, 1, 2], "a number in an unknown unit; set time_unit, one of s, ms, us"),
             ([46174, 46174.5, 46175], "time_unit"),  # Excel's days, or seconds
             ([2026060112, 2026060113, 2026060114], "time_unit"),  # an hour of 2026, or a second of 2034
             (["01/06/2026 00:00", "01/06/2026 00:15"], "may begin with the day or with the month"),
@@ -105,7 +105,7 @@ class TestTimes:
             (["Jun 1 2026", "Jun 2 2026"], "the time is Jun 1 2026; it must be a date as in"),
             (["20260601", "20260631"], "the time is 20260631; it must be a date written as 20260601"),
             (["20260601", "202606021200"], "as in the first row"),
-            ([ISO[0], ISO[1] + "Z"], "has an offset from UTC and those before it have none"),
+            ([ISO[0], ISO[1] + "Z"], "has an offset from UTC but those before it have none"),
             ([ISO[0], ""], "the time is missing"),
             ([EPOCH, "nan"], "the time is nan; it must be a finite number"),
             ([EPOCH, EPOCH + 900, EPOCH + 900], "line 4: its time is the same as"),
@@ -119,7 +119,7 @@ class TestTimes:
         assert words in str(refusal.value)
 
     def test_a_wrong_unit_is_noticed_where_it_makes_no_date(self, write):
-        with pytest.raises(InputError, match="which is no date in s"):
+        with pytest.raises(InputError, match="which is not a date in s"):
             read_trace(write(two([EPOCH * 1000, EPOCH * 1000 + 1])), time_unit="s")
 
     def test_summer_time_is_told_from_a_gap_and_from_disorder(self, write):
@@ -145,7 +145,7 @@ class TestTimes:
         )
         found = read_trace(naive, utc_h=-5.0)
         assert (found.start_s, found.utc_h) == (EPOCH, -5.0)
-        for path, why in ((zoned, "says its times' offset from UTC"), (plain, "has no dates")):
+        for path, why in ((zoned, "states the UTC offset of its times"), (plain, "has no dates")):
             with pytest.raises(InputError, match=why):
                 read_trace(path, utc_h=-5.0)
 
@@ -174,7 +174,7 @@ class TestParquet:
             1e-3
         )
         assert read_trace(table(time=[20260601, 20260602], power_w=[1, 2])).step_s == 86_400.0
-        with pytest.raises(InputError, match="row 1: the time is 0, a number in a unit that is not known"):
+        with pytest.raises(InputError, match="row 1: the time is 0, a number in an unknown unit"):
             read_trace(table(time=[0, 1], power_w=[1, 2]))
 
 
@@ -195,28 +195,24 @@ class TestColumns:
         path = write(f"seconds,{header}\n0,5\n1,5\n")
         with pytest.raises(InputError, match="unit"):
             read_trace(path)
-        with pytest.raises(InputError, match="does not say what it is in; say it with unit, one of W, mW"):
+        with pytest.raises(InputError, match="contains no unit; set unit to one of W, mW"):
             read_trace(path, header)
         assert read_trace(path, header, unit="mW").power_w.tolist() == [0.005, 0.005]
 
     def test_many_columns_need_the_key(self, write):
         path = write("date,time,roof_w,wall_w,temp\n2026-06-01,0,1,2,20\n2026-06-02,1,1,2,20\n")
-        with pytest.raises(
-            InputError, match=r"several columns that may be meant, date, time; say which with time_column"
-        ):
+        with pytest.raises(InputError, match=r"several possible columns, date, time; choose one with time_column"):
             read_trace(path)
-        with pytest.raises(
-            InputError, match=r"several columns that may be meant, roof_w, wall_w; say which with column"
-        ):
+        with pytest.raises(InputError, match=r"several possible columns, roof_w, wall_w; choose one with column"):
             read_trace(path, time_column="date")
         assert read_trace(path, "wall_w", time_column="date").power_w.tolist() == [2.0, 2.0]
 
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"unit": "mW"}, "'power_w' is in W by its name, and unit is mW"),
+            ({"unit": "mW"}, "'power_w' is in W by its name, but unit is mW"),
             ({"unit": "HP"}, "unknown unit 'HP'"),
-            ({"time_unit": "ms"}, "'seconds' is in s by its name, and time_unit is ms"),
+            ({"time_unit": "ms"}, "'seconds' is in s by its name, but time_unit is ms"),
             ({"time_unit": "weeks"}, "unknown time_unit 'weeks'"),
             ({"time_column": "tim"}, "unknown time_column 'tim'"),
             ({"column": "power_v"}, "Did you mean 'power_w'"),
@@ -249,27 +245,27 @@ class TestSpreadsheets:
 
     @pytest.mark.parametrize("values", [("1,234", "5,678"), ("1.5", "0,5"), ("1.234,5", "1,0")])
     def test_a_comma_for_decimals_or_thousands_is_refused(self, write, values):
-        with pytest.raises(InputError, match="may stand for decimals or thousands"):
+        with pytest.raises(InputError, match="may be a decimal or a thousands separator"):
             read_trace(write("seconds;power_w\n0;{}\n1;{}\n".format(*values)))
 
     def test_in_times_too(self, write):
         found = read_trace(write("seconds;power_w\n0,5;0,25\n1;1,5\n"))
         assert (found.step_s, found.power_w.tolist()) == (0.5, [0.25, 1.5])
-        with pytest.raises(InputError, match="the time is 1,000, whose comma may stand for decimals or thousands"):
+        with pytest.raises(InputError, match="the time is 1,000, whose comma may be a decimal"):
             read_trace(write("seconds;power_w\n1,000;0,25\n2,000;1,5\n"))
 
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("seconds,power_w\n0,1\n", "has 1 rows of data; a trace needs two"),
+            ("seconds,power_w\n0,1\n", "has 1 rows of data; a trace needs at least two"),
             (
                 "seconds,power_w\n0,1\n1,-0.5\n",
-                "line 3: power_w is -0.5; power and energy are finite numbers from 0 up",
+                "line 3: power_w is -0.5; power and energy must be finite and not negative",
             ),
             ("seconds,power_w\n0,1\n1,NaN\n", "line 3: power_w is NaN"),
             ("seconds,power_w\n0,1\n1,\n", "line 3: power_w is missing"),
             ("seconds,power_w\n0,1\n1,1,5\n", "line 3: 3 fields, but 2 columns"),
-            ("# only a comment\n", "no line of column names"),
+            ("# only a comment\n", "no header line"),
         ],
     )
     def test_what_is_no_supply_is_refused(self, write, text, words):
@@ -279,10 +275,10 @@ class TestSpreadsheets:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("time [UTC+2],power_w\n2026-06-01T12:00:00,1\n2026-06-01T13:00:00,2\n", "names an offset from UTC"),
+            ("time [UTC+2],power_w\n2026-06-01T12:00:00,1\n2026-06-01T13:00:00,2\n", "has a UTC offset in its name"),
             ("timestamp,power_w\n2026-06-01T12:00:00,1_0\n2026-06-01T13:00:00,2\n", "1_0"),
-            ("epoch_ms,power_w\n1780315200,1\n1780318800,2\n", "no date in ms"),
-            ("epoch_s,power_w\n0,1\n3600,2\n", "no date in s"),
+            ("epoch_ms,power_w\n1780315200,1\n1780318800,2\n", "not a date in ms"),
+            ("epoch_s,power_w\n0,1\n3600,2\n", "not a date in s"),
         ],
     )
     def test_nothing_is_dropped_or_guessed(self, write, text, words):

@@ -151,7 +151,7 @@ class TestReadTrace:
 
     def test_reads_the_column_it_is_told(self, write):
         path = write("seconds,power_w,wind_w,wind_j\n0,1,2,20\n10,1,4,40\n")
-        refused(lambda: read_trace(path), "several columns", "power_w, wind_w, wind_j", "column")
+        refused(lambda: read_trace(path), "several possible columns", "power_w, wind_w, wind_j", "column")
         assert read_trace(path, "power_w").power_w.tolist() == [1.0, 1.0]
         assert read_trace(path, "wind_w").power_w.tolist() == [2.0, 4.0]
         assert read_trace(path, "wind_j").power_w.tolist() == [2.0, 4.0]
@@ -173,19 +173,19 @@ class TestReadTrace:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            pytest.param("", ["no line of column names"], id="empty"),
+            pytest.param("", ["no header line"], id="empty"),
             pytest.param("power_w\n1\n", ["no column of times", "it has power_w"], id="no times"),
             pytest.param(
-                "seconds,power\n0,1\n", ["no column whose name says", "it has seconds, power", "unit"], id="no unit"
+                "seconds,power\n0,1\n", ["no column whose name", "it has seconds, power", "unit"], id="no unit"
             ),
-            pytest.param("seconds,xyz\n0,1\n", ["it has seconds, xyz. Say which with column"], id="no values"),
+            pytest.param("seconds,xyz\n0,1\n", ["it has seconds, xyz. Name it with column"], id="no values"),
             pytest.param(
-                "seconds,power_w,energy_j\n0,1,1\n", ["several columns", "power_w, energy_j"], id="two values"
+                "seconds,power_w,energy_j\n0,1,1\n", ["several possible columns", "power_w, energy_j"], id="two values"
             ),
-            pytest.param("seconds,power_w\n", ["has 0 rows", "needs two"], id="no rows"),
-            pytest.param("seconds,power_w\n0,1\n", ["has 1 rows", "needs two"], id="one row"),
+            pytest.param("seconds,power_w\n", ["has 0 rows", "needs at least two"], id="no rows"),
+            pytest.param("seconds,power_w\n0,1\n", ["has 1 rows", "needs at least two"], id="one row"),
             pytest.param("seconds,power_w\n0,1\n1\n", ["line 3: 1 fields, but 2 columns"], id="short row"),
-            pytest.param(rows(ISO, [1, -2, 3]), ["line 3: power_w is -2", "from 0 up"], id="negative"),
+            pytest.param(rows(ISO, [1, -2, 3]), ["line 3: power_w is -2", "not negative"], id="negative"),
             pytest.param(rows(ISO, [1, 2, "nan"]), ["line 4: power_w is nan"], id="nan"),
             pytest.param(rows(ISO, ["inf", 2, 1]), ["line 2: power_w is inf"], id="infinite"),
             pytest.param(rows(ISO, [1, "1,5", 1]), ["line 3: 3 fields"], id="decimal comma"),
@@ -327,8 +327,8 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("table", "clients", "said"),
         [
-            ([1.0], [(0, 1.0, 0)], ["a row of rounds a site", "rows of ()"]),
-            ([[]], [(0, 1.0, 0)], ["a row of rounds a site", "rows of (0,)"]),
+            ([1.0], [(0, 1.0, 0)], ["one row of rounds per site", "rows of ()"]),
+            ([[]], [(0, 1.0, 0)], ["one row of rounds per site", "rows of (0,)"]),
             ([[1.0], [-1.0]], [(0, 1.0, 0)], ["energy of site 1", ">= 0"]),
             ([[math.nan]], [(0, 1.0, 0)], ["energy of site 0"]),
             ([[1.0]], [(0, 1.0, 0), (1, 1.0, 0)], ["site of client 1", "0 to 0"]),

@@ -113,7 +113,7 @@ def test_where_everything_diverges_smaller_values_are_tried_and_then_it_is_said(
     found, _ = tuned(pretend, lambda method, lr, seed: None if lr > 0.04 else lr, tmp_path)
     assert found.best("greedy").settings["client.lr"] < 0.04
     found, _ = tuned(pretend, lambda method, lr, seed: None, tmp_path / "other", extend=1)
-    assert found.notes[0] == "every candidate of algorithm1 diverged under some seed; give smaller values."
+    assert found.notes[0] == "every candidate of algorithm1 diverged with some seed; give smaller values."
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -179,14 +179,14 @@ def test_it_goes_on_where_it_was_cut_off(pretend, tmp_path):
     [
         ({"methods": ["gready"]}, "Did you mean 'greedy'"),
         ({"methods": []}, "at least one method"),
-        ({"methods": ["greedy", "greedy"]}, "each of them once"),
+        ({"methods": ["greedy", "greedy"]}, "each given once"),
         ({"grid": {"seed": [1, 2]}}, "'seed' cannot be tuned"),
         ({"grid": {"split_seed": [1, 2]}}, "'split_seed' cannot be tuned"),
         ({"grid": {"method": ["greedy"]}}, "'method' cannot be tuned"),
         ({"grid": {"rounds": [5, 10]}}, "'rounds' cannot be tuned"),
         ({"grid": {"client.lr": [0.1], "eval_every": [1, 5]}}, "'eval_every' cannot be tuned"),
         ({"grid": {"client.lr": []}}, "no value for 'client.lr'"),
-        ({"grid": {"client.lr": [0.1, 0.1]}}, "names one run twice"),
+        ({"grid": {"client.lr": [0.1, 0.1]}}, "contains one run twice"),
         ({"grid": {"client.rate": [0.1]}}, "unknown key 'client.rate'"),
         ({"seeds": []}, "at least one seed"),
         ({"budget": 5}, "more than the budget of 5"),
@@ -223,12 +223,12 @@ def test_what_a_round_trains_on_may_differ_and_is_said(key, swept, pretend, tmp_
     else:
         raw["methods"] = {"greedy": {key: 2}}
     found = tune(raw, grid, methods=METHODS, out=tmp_path, run=pretend(peak(0.1, 0.1)), extend=0)
-    assert found.notes[0] == f"candidates differ in {key}, so they do not all train on as many samples."
+    assert found.notes[0] == f"candidates differ in {key}, so they train on different numbers of samples."
 
 
 def test_a_single_value_is_said_to_have_nothing_beside_it(pretend, tmp_path):
     found, _ = tuned(pretend, peak(0.1, 0.1), tmp_path, rates=(0.1,))
-    assert found.notes == ("client.lr has one value in the grid, 0.1, so nothing was tried beside it.",)
+    assert found.notes == ("client.lr has one value in the grid, 0.1, so there was nothing to compare.",)
     found, _ = tuned(pretend, peak(0.1, 1000.0), tmp_path / "other", extend=1)
     assert "extended by 1 step already" in found.notes[0]
 
@@ -370,7 +370,7 @@ def test_a_dotted_key_in_quotes_cannot_slip_past_the_command_line(table, tmp_pat
 @pytest.mark.parametrize(
     ("grid", "seeds", "said"),
     [
-        ({"seed": [1, 2]}, [0], "write --seeds 1,2 in place of --grid seed=1,2"),
+        ({"seed": [1, 2]}, [0], "write --seeds 1,2 instead of --grid seed=1,2"),
         ({}, [1, 2, 1], "seed 1 is given 2 times"),
         ({"client.lr": [1, 1.0]}, [0], "'client.lr=1, seed 0' and as 'client.lr=1.0, seed 0'"),
         ({"split_seed": [0, 1]}, [0], None),
@@ -380,7 +380,7 @@ def test_a_dotted_key_in_quotes_cannot_slip_past_the_command_line(table, tmp_pat
         ({"client.lr": [0.1], "client": ["adam"]}, [0], "'client' undoes its 'client.lr'"),
         ({"client.lr": [0.1], "client.kind": ["adam"]}, [0], "'client.kind' undoes its 'client.lr'"),
         ({"client": ["adam", "sgd"], "client.lr": [0.1, 0.2]}, [0], None),
-        ({"method": ["algorithm1", "greedy"], "policy": ["bernoulli"]}, [0], "names one run twice"),
+        ({"method": ["algorithm1", "greedy"], "policy": ["bernoulli"]}, [0], "contains one run twice"),
         ({"method": ["algorithm1", "mifa"], "policy": ["bernoulli"]}, [0], None),
         ({"rounds": [5, 10], "method": ["greedy"]}, [0, 1], None),
     ],

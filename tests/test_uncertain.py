@@ -60,7 +60,7 @@ class TestThrifty:
             (lambda: Thrifty(chance=0.0), "chance is 0.0"),
             (
                 lambda: list(plan(Fleet.from_cycles([2]), Thrifty(min_units=2), 3)),
-                "battery of 1 units and would wait for 2",
+                "battery of 1 units, below min_units = 2",
             ),
         ],
     )

@@ -152,7 +152,7 @@ class TestKnownArrivals:
             KnownArrivals(horizon=0)
         policy = KnownArrivals()
         state = policy.init(Clients(ONE, ONE + 1, ONE, 0, np.ones(1)))
-        with pytest.raises(InputError, match="no forecast"):
+        with pytest.raises(InputError, match="needs a forecast"):
             policy.step(state, View(0, np.array([True]), np.ones(1)))
 
 

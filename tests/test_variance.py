@@ -104,7 +104,7 @@ def test_devices_of_one_cycle_need_what_their_own_supply_lacks():
     def fleet_of(*panels):
         return DeviceFleet(tuple(DeviceGroup(**alike, name=f"{wp}", panel_wp=wp) for wp in panels)).build(5)
 
-    per_wp = float(fleet_of(0.5).arrivals.mean[0] * 0.9 / 0.5)  # units a round that arrive, a watt-peak
+    per_wp = float(fleet_of(0.5).arrivals.mean[0] * 0.9 / 0.5)  # units per round that arrive, a watt-peak
     far, near = 1.001 / 11 / per_wp, 0.995 / 10 / per_wp
     fleet = fleet_of(far, near)
     assert fleet.cycles().tolist() == [11, 11]
@@ -121,7 +121,7 @@ def test_what_nobody_can_compute_is_no_advice():
     fleet = ef.Fleet(Changing(*lump, 24), np.array([3.0]))
     found = variance(fleet, ef.UniformWindow(), np.array([1.0]), 48)
     assert found.exact is not None
-    assert found.advice().startswith("not known")
+    assert found.advice().startswith("unknown")
 
 
 def test_on_a_lattice_one_client_alone_may_not_be_worth_a_panel():
@@ -134,7 +134,7 @@ def test_on_a_lattice_one_client_alone_may_not_be_worth_a_panel():
 def test_nobody_waits_nobody_needs_more():
     found = variance(ef.Fleet.from_cycles([1, 1]), ef.UniformWindow(), np.array([0.5, 0.5]), 10)
     assert (found.exact, found.upgrade) == (0.0, None)
-    assert "nobody's absence" in found.advice()
+    assert "absent clients add no variance" in found.advice()
 
 
 @pytest.mark.parametrize("policy", [ef.Greedy(), ef.WaitForAll(), ef.Always()], ids=repr)
@@ -147,7 +147,7 @@ def test_what_has_no_law_has_no_exact_variance_and_no_advice():
     fleet = ef.Fleet.from_cycles([2, 5], arrivals="trickle", capacity=1)
     found = variance(fleet, ef.UniformWindow(), np.array([0.5, 0.5]), 20)
     assert (found.exact, found.by_client, found.upgrade) == (None, None, None)
-    assert found.advice().startswith("not known")
+    assert found.advice().startswith("unknown")
 
 
 class TestTheAuditOfServerRules:
@@ -192,7 +192,7 @@ class TestTheAuditOfServerRules:
 
 @pytest.mark.parametrize(
     ("deltas", "words"),
-    [(np.ones(39), "one length, or one vector"), (np.ones((40, 2, 2)), "one length"), (np.full(40, np.nan), "finite")],
+    [(np.ones(39), "one length or one vector"), (np.ones((40, 2, 2)), "one length"), (np.full(40, np.nan), "finite")],
 )
 def test_bad_updates_are_refused(deltas, words):
     with pytest.raises(ef.InputError, match=words):

@@ -47,7 +47,7 @@ def small(variance):
 
 
 def known(variance, accuracy, method="algorithm1", momentum=False, seed=0, case=CASE, **changes):
-    """A run with these accuracies at rounds 10, 20, ..., made by hand; 13.5 units a round."""
+    """A run with these accuracies at rounds 10, 20, ..., made by hand; 13.5 units per round."""
     rounds = [10 * (i + 1) for i in range(len(accuracy))]
     worst, spent = [a / 2 for a in accuracy], [13.5 * r for r in rounds]
     return {

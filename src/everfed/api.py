@@ -1,4 +1,4 @@
-"""What Python users call: one run, or many, from live objects or from a description."""
+"""The Python interface: one run, or many, from live objects or from a description."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def start(
     strict_horizon: bool = False,
     **settings: Any,
 ) -> Run:
-    """A run, set up and ready: iterate over it for one RoundRecord per round. Takes what `simulate` takes."""
+    """Set up a run; iterate over it for one RoundRecord per round. Takes the arguments of `simulate`."""
     experiment = _experiment(model, data, fleet, method, settings)
     return local.start(
         experiment, on_divergence=on_divergence, memory_budget=memory_budget, strict_horizon=strict_horizon
@@ -59,23 +59,23 @@ def simulate(
 ) -> History:
     """Run a whole simulation and return its history.
 
-    model: a torch.nn.Module (its weights are the start and are left as they are), a function without
-        arguments that makes one (called under the seed), a name such as "mlp", or a whole `Experiment`.
+    model: a torch.nn.Module (training starts from a copy of its weights), a function without arguments that returns one
+        (called with the seed set), a name such as "mlp", or a whole `Experiment`.
     data: from `load(...).partition(...)` or `from_arrays(...)`, a list of (x, y), one per client, or
-        `OnDemand(...)` for samples that are read when they are needed.
+        `OnDemand(...)` for samples that are loaded on demand.
     fleet: from `Fleet.from_cycles(...)`, or a description such as `CycleFleet(...)`.
-    method: a name of `METHODS`, a Method of your own, or a policy, whose updates are summed.
-    out: a folder to store the run in. Killed and called again, it goes on where it was; `everfed report` and
-        `everfed runs` read it. What is returned is then the run as stored.
-    on_divergence: "stop" raises DivergenceError, "skip" leaves updates that are not finite out.
-    memory_budget: bytes for the clients trained at once (default: from what is free).
-    strict_horizon: refuse a horizon that cuts some client's last window short, rather than warn of it.
+    method: a name in `METHODS`, a Method, or a policy, whose updates are then summed.
+    out: a folder to store the run in. Calling again with the same folder resumes an interrupted run. `everfed report`
+        and `everfed runs` read the folder. The result is then a `StoredRun`.
+    on_divergence: "stop" raises DivergenceError, "skip" ignores updates that are not finite.
+    memory_budget: bytes for the clients trained at once (default: from the free memory).
+    strict_horizon: raise an error instead of a warning if the horizon cuts some client's last window short.
     settings: any other field of `Experiment`: rounds, local_steps, batch_size, client, gradients, compression,
         server_optimizer, keep_state, state_place, eval_every, seed, init_seed, batch_seed, schedule_seed, device,
-        trainer, check_trainer, precision, loss. A loss of your own takes (outputs, targets) and returns a
-        scalar; the metrics of a classification still report cross entropy, so that runs can be compared.
+        trainer, check_trainer, precision, loss. A custom loss takes (outputs, targets) and returns a scalar; metrics of
+        a classification still report cross entropy, so that runs stay comparable.
 
-    To watch a run, or to stop it early, iterate over `start(...)` with the same arguments.
+    To monitor a run or stop it early, iterate over `start(...)` with the same arguments.
     """
     experiment = _experiment(model, data, fleet, method, settings)
     make = partial(local.start, on_divergence=on_divergence, memory_budget=memory_budget, strict_horizon=strict_horizon)
@@ -107,12 +107,12 @@ def sweep(
     on_divergence: str = "stop",
     on_progress: Tell = lambda progress: None,
 ) -> Conclusion:
-    """Run a grid of settings over seeds, and summarise it: what `everfed sweep` does.
+    """Run a grid of settings over seeds and summarise it, like `everfed sweep`.
 
     grid: dotted keys of the experiment with the values to try, such as {"client.lr": [0.05, 0.2]}; values may be
-        live objects. seeds: how many (0, 1, 2, ...), or which. out: the folder of the runs, which go on where they
-        were cut off; a page, a figure and summary.json are written there. jobs: processes side by side; more than
-        one needs objects that can be pickled, and in a script the usual `if __name__ == "__main__"`.
+        live objects. seeds: their number (0, 1, 2, ...) or a list. out: the folder of the runs, a report, a figure and
+        summary.json; interrupted runs resume. jobs: parallel processes; more than one requires objects that can be
+        pickled, and `if __name__ == "__main__"` in a script.
     """
     from everfed.report.conclusion import conclude
     from everfed.studies.sweep import plan_runs, run_all
@@ -137,10 +137,10 @@ def compare(
     on_progress: Tell = lambda progress: None,
     **settings: Any,
 ) -> Conclusion:
-    """The same experiment under several methods, seed by seed: what `everfed compare` does.
+    """Run the same experiment with several methods, paired by seed, like `everfed compare`.
 
-    Takes a model, data and a fleet with settings as `simulate` does, or an Experiment. methods: names, Methods or
-    policies; the rest is as in `sweep`.
+    Takes a model, data, a fleet and settings like `simulate`, or an Experiment. methods: names, Methods or policies.
+    The other arguments are those of `sweep`.
     """
     experiment = _experiment(model, data, fleet, "algorithm1", settings)
     return sweep(
@@ -159,8 +159,8 @@ def _experiment(
     if isinstance(model, Experiment):
         if data is not None or fleet is not None or method is not None or settings:
             raise InputError(
-                "an Experiment holds its data, fleet, method and settings; change it with dataclasses.replace, or its "
-                "method with with_method."
+                "an Experiment holds its data, fleet, method and settings; change it with dataclasses.replace or "
+                "with_method."
             )
         return model
     if data is None or fleet is None:

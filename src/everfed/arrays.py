@@ -1,4 +1,4 @@
-"""Names for the array types that signatures use, and parts of states that are dicts of arrays or tensors."""
+"""Array types for signatures, and helpers for states that are dicts of arrays or tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of numbers that users give: a refusal names the number and says what would be right."""
+"""Checks of user-given numbers: errors name the number and the allowed values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from everfed.errors import InputError
 
 
 def check_count(name: str, value: int, least: int = 1, most: float = np.inf) -> int:
-    """A whole number of at least, and at most, so much."""
+    """Check that a value is a whole number from least to most."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise InputError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
     return int(value)
 
 
 def check_within(interval: str, **numbers: Any) -> None:
-    """Refuse numbers outside an interval such as "(0, 1]", as mathematicians write it. What is not finite lies in none.
+    """Reject numbers outside an interval such as "(0, 1]", and all that are not finite.
 
     >>> check_within("[0, 1)", momentum=0.9)
     """
@@ -39,18 +39,18 @@ def check_within(interval: str, **numbers: Any) -> None:
 
 
 def check_numbers(name: str, values: Any) -> Floats:
-    """An array of numbers, one a client."""
+    """An array of numbers, one per client."""
     try:
         return np.asarray(values, np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"{name} must be numbers, one a client; got {values!r}.") from None
+        raise InputError(f"{name} must be numbers, one per client; got {values!r}.") from None
 
 
 def check_shares(shares: Any, clients: int) -> Floats:
-    """p_i of every client: its part of the data."""
+    """p_i of every client: its share of the data."""
     p = check_numbers("shares", shares)
     if p.shape != (clients,):
-        raise InputError(f"{p.size} shares were given for {clients} clients; give one share a client.")
+        raise InputError(f"{p.size} shares were given for {clients} clients; give one share per client.")
     if not (np.all(p >= 0.0) and np.isclose(p.sum(), 1.0, rtol=1e-6, atol=0.0)):
         raise InputError(f"shares must be non-negative and sum to 1; these sum to {p.sum():g}.")
     return p

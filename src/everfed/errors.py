@@ -34,12 +34,12 @@ class EverfedWarning(UserWarning):
 
 
 def warn(message: str, stacklevel: int = 1) -> None:
-    """stacklevel: how far up the line is that is told with it; 1: where the caller was called."""
+    """stacklevel: how many frames up the reported line is; 1: the call of the caller."""
     warnings.warn(message, EverfedWarning, stacklevel=stacklevel + 2)
 
 
 def extra(module: str, what: str, name: str) -> Any:
-    """A module that an extra brings, or an error that says how to install it."""
+    """Import a module that an extra installs, or raise an error that says how to install it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -47,7 +47,7 @@ def extra(module: str, what: str, name: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library comes to, without a full stop."""
+    """The first line of another library's error, without a full stop."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 

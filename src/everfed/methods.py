@@ -1,4 +1,4 @@
-"""Methods by name: a client-side policy and a server rule; and who trains when under them, before any training."""
+"""Methods by name, each a client-side policy and a server rule, and their plans before any training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from everfed.server.rules import Normalized, ServerRule, Sum, Truncated
 
 @dataclass(frozen=True)
 class Method:
-    """Who trains when, what the server does with it, a title for tables and figures, and why one would use it."""
+    """A policy and a server rule, with a title for tables and figures and a one-line description."""
 
     policy: Policy
     server: ServerRule = Sum()
@@ -42,9 +42,9 @@ class Method:
 
 
 def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> Method:
-    """What a user names a method by: a name of `METHODS`, a `Method`, or a policy, whose updates are summed.
+    """A method from a name in `METHODS`, a `Method`, or a policy, whose updates are then summed.
 
-    server: the rule that a policy goes with instead. A method has its own, which this must not contradict.
+    server: a server rule to use with a policy. For a method, it must equal the method's own.
 
     >>> as_method("truncated").policy, as_method(Greedy()).server
     (UniformWindow(scaled=True), Sum())
@@ -59,18 +59,18 @@ def as_method(what: str | Method | Policy, server: ServerRule | None = None) -> 
         raise _refused("method", what, "it must be a name such as 'algorithm1', a Method or a policy such as Greedy().")
     if server is not None and server != method.server:
         raise InputError(
-            f"the server rule is {server}, and the method '{method.title}' has its own, {method.server}; leave one "
-            f"out, or give the policy alone: {method.policy}."
+            f"the server rule is {server}, but the method '{method.title}' has its own, {method.server}; give one of "
+            f"them, or only the policy: {method.policy}."
         )
     return method
 
 
 def _refused(kind: str, what: Any, right: str) -> InputError:
-    """right: what would be, where nothing better can be said of this."""
+    """right: what to suggest if nothing more specific applies."""
     if isinstance(what, type) and issubclass(what, Policy):
-        right = f"that is a class: give a policy, such as {what.__name__}()."
+        right = f"that is a class; give an instance, such as {what.__name__}()."
     elif hasattr(what, "step"):
-        right = "it has a step, but is no policy: derive its class from everfed.Policy."
+        right = "it has a step but is not a policy: derive its class from everfed.Policy."
     return InputError(f"the {kind} is {what!r}; {right}")
 
 
@@ -78,13 +78,13 @@ def _shown(part: Any) -> str:
     return repr(part).removesuffix("()") if is_dataclass(part) else type(part).__name__
 
 
-# Random rounds, with the scale of Algorithm 1 or without.
+# Random rounds, with or without the scale of Algorithm 1.
 _SCALED, _UNSCALED = UniformWindow(), UniformWindow(scaled=False)
 METHODS: dict[str, Method] = {
     "algorithm1": Method(_SCALED, Sum(), "Algorithm 1", "a random round in every window, updates scaled by the cycle"),
     "greedy": Method(Greedy(), Sum(), "Benchmark 1 (greedy)", "train as soon as there is energy"),
-    "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when everybody has energy"),
-    "fedavg": Method(Always(), Sum(), "FedAvg (unlimited energy)", "everybody in every round: the upper bound"),
+    "wait-for-all": Method(WaitForAll(), Sum(), "Benchmark 2 (wait for all)", "train when every client has energy"),
+    "fedavg": Method(Always(), Sum(), "FedAvg (unlimited energy)", "every client in every round: the upper bound"),
     "greedy-normalized": Method(
         Greedy(), Normalized(), "greedy, normalized", "ablation: greedy, averaged over the participants"
     ),
@@ -101,19 +101,19 @@ METHODS: dict[str, Method] = {
         KnownArrivals(), Sum(), "known arrivals", "a random round up to the next arrival, scaled by the gap"
     ),
     "lattice": Method(
-        Lattice(), Sum(), "lattice", "Algorithm 1 with clients of one cycle spread evenly over it: less variance"
+        Lattice(), Sum(), "lattice", "Algorithm 1 with clients of equal cycle spread evenly: less variance"
     ),
     "fixed-phase": Method(
         Lattice(redraw=False), Sum(), "lattice, fixed phase", "the lattice drawn once: every client every E rounds"
     ),
-    "ht-varp": Method(_SCALED, Varp(), "HT-VARP", "Algorithm 1, with the last updates of the absent as a correction"),
+    "ht-varp": Method(_SCALED, Varp(), "HT-VARP", "Algorithm 1, corrected by the last updates of absent clients"),
     "fedvarp": Method(
         _UNSCALED, FedVarp(), "FedVARP", "as published: the participants' mean, corrected by last updates"
     ),
-    "last-updates": Method(_UNSCALED, LastUpdates(), "last updates", "everybody's last update in every round"),
-    "mifa": Method(_UNSCALED, Mifa(), "MIFA", "as published: everybody's last gradients, at the current rate"),
-    "fedau": Method(_UNSCALED, FedAU(), "FedAU", "random timing, weighed by the server from who took part when"),
-    "echo": Method(_UNSCALED, Echo(), "echo", "random timing, weighed by the rounds since the last time"),
+    "last-updates": Method(_UNSCALED, LastUpdates(), "last updates", "the last update of every client in every round"),
+    "mifa": Method(_UNSCALED, Mifa(), "MIFA", "as published: the last gradient of every client, at the current rate"),
+    "fedau": Method(_UNSCALED, FedAU(), "FedAU", "random timing, weighted by the server from past participation"),
+    "echo": Method(_UNSCALED, Echo(), "echo", "random timing, weighted by the rounds since the last participation"),
     "fedawe": Method(_UNSCALED, FedAWE(), "FedAWE", "as published: as echo, each client from its own last model"),
     "scaffold": Method(_UNSCALED, Scaffold(), "SCAFFOLD", "as published: corrected local steps, averaged (SGD only)"),
     "ht-scaffold": Method(
@@ -132,11 +132,11 @@ registry.table("method", METHODS, Method)
 def plan(
     fleet: Fleet, method: str | Method | Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
 ) -> Iterator[PlanStep]:
-    """Yield one PlanStep a round. method: a name, a `Method` or a policy; the server's rule has no part in a plan.
+    """Yield one PlanStep per round. method: a name, a `Method` or a policy; plans do not depend on the server rule.
 
-    A horizon that some client's cycle does not divide cuts that client's last window short: it may
-    then take part once less than its energy allows (in Algorithm 1, rounds stay unbiased). That is a warning, or
-    an error with strict_horizon=True. Clients that will never train are a warning, too.
+    If a client's cycle does not divide the horizon, its last window is cut short and it may take part once less than
+    its energy allows (with Algorithm 1, rounds stay unbiased). This gives a warning, or an error with
+    strict_horizon=True. Clients that never train also give a warning.
 
     >>> fleet = Fleet.from_cycles([1, 2])
     >>> [step.clients.tolist() for step in plan(fleet, "greedy", rounds=4)]

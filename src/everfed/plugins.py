@@ -1,4 +1,4 @@
-"""Packages of one's own that register kinds: named in a file, on the command line, or installed.
+"""Plugins: modules that register kinds, named in a file or on the command line, or installed.
 
 An installed package names its module in the entry point group `everfed.plugins`.
 """
@@ -27,7 +27,7 @@ def load(names: Any, folders: Iterable[Path | str] = ()) -> None:
         if name in sys.modules:
             continue
         if not all(part.isidentifier() for part in name.split(".")):
-            raise InputError(f"the plugin is '{name}'; give the name of a module as import takes it, such as mylab.")
+            raise InputError(f"the plugin is '{name}'; give the name of an importable module, such as mylab.")
         with _also_in(folders):
             try:
                 importlib.import_module(name)
@@ -44,14 +44,14 @@ def load_installed() -> None:
 
 @cache
 def import_installed() -> list[str]:
-    """The same, with the warnings kept until somebody hears them."""
+    """The same, returning the warnings."""
     complaints = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.value):
         try:
             load([entry.module])
         except InputError as error:
             package = entry.dist.name if entry.dist else "a package"
-            complaints.append(f"the entry point '{entry.name}' of {package} is left out: {error}")
+            complaints.append(f"the entry point '{entry.name}' of {package} is ignored: {error}")
     return complaints
 
 
@@ -89,8 +89,8 @@ def _why(name: str, error: Exception) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and f"{name}.".startswith(f"{missing}."):
         return (
-            f"plugin '{name}' not found: no module '{missing}' is installed; install it, or give --plugin {name} "
-            "in the folder where it lies."
+            f"plugin '{name}' not found: no module '{missing}' is installed; install it, or run in its folder with "
+            f"--plugin {name}."
         )
     kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
     return f"plugin '{name}' cannot be imported: {kind}{first_line(error)}."

@@ -1,4 +1,4 @@
-"""The kinds that experiments are made of, by word and name, built in or of a package of one's own.
+"""The kinds that experiments are made of, by word and name, built in or from plugins.
 
 A word is the key of experiment files that a kind is named under. The module that defines the contract of
 a word builds the word's table here, and `register` adds a row to it from outside:
@@ -84,19 +84,21 @@ def register(word: str, name: str) -> Callable[[Kind], Kind]:
     """
     found = _table(word)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"the {word} is named {name!r}; use small letters, digits and dashes, such as 'every-other'.")
+        raise InputError(
+            f"the {word} is named {name!r}; use lowercase letters, digits and dashes, such as 'every-other'."
+        )
     module = sys._getframe(1).f_globals.get("__name__", "")
 
     def add(kind: Kind) -> Kind:
         taken = found.rows.get(name)
         if taken is not None and _identity(taken) != _identity(kind):
             raise InputError(
-                f"the {word} '{name}' is there already, as {'.'.join(_identity(taken))}; choose another name."
+                f"the {word} '{name}' already exists, as {'.'.join(_identity(taken))}; choose another name."
             )
         _check(found, kind, f"the {word} '{name}'")
         found.rows[name] = kind
         _ORIGINS.pop(id(kind), None)
-        if module in sys.modules and module not in ("__main__", "__mp_main__"):  # else nobody can import it by name
+        if module in sys.modules and module not in ("__main__", "__mp_main__"):  # else it cannot be imported by name
             _ORIGINS[id(kind)] = module
         return kind
 
@@ -172,7 +174,7 @@ def _check_class(kind: Any, shape: type[Any], what: str) -> None:
     hidden = [name for name, hint in own.items() if "ClassVar" not in str(hint)]
     if hidden and "__dataclass_fields__" not in kind.__dict__:
         raise InputError(
-            f"{what} has '{hidden[0]}', which is no option yet: the class is no dataclass; write "
+            f"{what} has '{hidden[0]}', which is not an option, since the class is not a dataclass; put "
             "@dataclass(frozen=True) above it, and @ef.register above that."
         )
     abstract = inspect.isabstract(shape)
@@ -181,9 +183,7 @@ def _check_class(kind: Any, shape: type[Any], what: str) -> None:
     has = {*dir(kind), *(field.name for field in options(kind))}
     missing = sorted(getattr(kind, "__abstractmethods__", ()) if abstract else _members(shape) - has)
     if missing:
-        raise InputError(
-            f"{what} has no {', '.join(missing)}; {shape.__module__}.{shape.__name__} says what each is for."
-        )
+        raise InputError(f"{what} has no {', '.join(missing)}; {shape.__module__}.{shape.__name__} documents them.")
 
 
 def _members(shape: type[Any]) -> set[str]:

@@ -109,7 +109,7 @@ def paired(a: Sequence[float] | Floats, b: Sequence[float] | Floats) -> PairedDi
     """
     one, two = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if one.shape != two.shape or one.ndim != 1 or len(one) == 0:
-        raise InputError(f"{len(one)} and {len(two)} values cannot be paired; give one of each for every seed.")
+        raise InputError(f"{len(one)} and {len(two)} values cannot be paired; give one of each per seed.")
     difference = one - two
     if not np.isfinite(difference).all():
         raise InputError("some of the values to be paired are not finite numbers.")

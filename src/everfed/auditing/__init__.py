@@ -1,1 +1,1 @@
-"""What a schedule does to training, judged beforehand: bias, noise, energy, and how far it is from the best."""
+"""Audits of a schedule before training: bias, variance, energy, and the distance from the optimum."""

@@ -1,8 +1,7 @@
-"""The audit: what a fleet, a policy and a server rule do to training, before a single gradient is computed.
+"""The audit of a fleet, a policy and a server rule, before any training.
 
-Measured over many seeds and, where it can be known, exactly. The quantity that matters is the mean of
-join * scale: 1 for every client means that the round's update is, on average, the one FedAvg would have made
-with everybody present.
+Measured over many seeds and, if possible, computed exactly. The main quantity is the mean of join * scale: if it is 1
+for every client, the mean of the round's update is FedAvg's with all clients.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ from everfed.server.control import Scaffold
 from everfed.server.last_updates import LastUpdates, Mifa
 from everfed.server.rules import ServerRule, Sum
 
-# Rows (seeds x clients) stepped at once; bounds the memory of an audit of a large fleet.
+# Rows (seeds x clients) stepped at once; bounds the memory for large fleets.
 _ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Audit(Figures):
-    """Measured figures; `exact` holds the same fields where they are known exactly for this fleet, policy,
+    """Measured values. `exact` has the same fields, with exact values where they are known for this fleet, policy,
     server rule and horizon, and None elsewhere."""
 
     gap_min: int = 0
     gap_max: int = 0
     exact: Figures = Figures()
-    over_the_run: Judgement | None = None  # does every client count by its data, on average over the run?
-    in_every_round: Judgement | None = None  # and in each round by itself? Both None if weights say nothing
+    over_the_run: Judgement | None = None  # is the mean weight over the run 1 for every client?
+    in_every_round: Judgement | None = None  # and in every round? Both None if weights do not tell
     verdict: str = ""  # both in words
     rounds: int = 0
     seeds: int = 0
-    variance: Variance | None = None  # of a round's update; None if the server uses more than that
-    limit: Limit | None = None  # what no unbiased schedule can beat
+    variance: Variance | None = None  # of a round's update; None if the server uses stored updates too
+    limit: Limit | None = None  # lower bound for unbiased schedules
 
     def distance(self) -> str | None:
-        """How far the schedule is from what no unbiased one can beat, in words."""
+        """The schedule's variance relative to the lower bound for unbiased schedules, in words."""
         if self.limit is None or self.variance is None or self.over_the_run is None:
             return None
         known = self.variance.measured if self.variance.exact is None else self.variance.exact
@@ -84,13 +83,13 @@ def audit(
     server: ServerRule | None = None,
     deltas: Sequence[float] | Floats | None = None,
 ) -> Audit:
-    """Measure a method on a fleet over many runs of `rounds` rounds, and compute what can be.
+    """Measure a method on a fleet over many runs of `rounds` rounds, and compute exact values if known.
 
-    method: a name of `METHODS`, a `Method`, or a policy, whose updates are summed unless `server` is given.
-    seeds: how many runs (seeds 0, 1, 2, ...), or which seeds.
-    shares: p_i, each client's part of the data (default: equal).
-    server: the server rule of a policy, whose weights take the place of the clients' scales.
-    deltas: updates whose variance is wanted, [N, d], or their lengths [N] (default: all alike, length 1).
+    method: a name in `METHODS`, a `Method`, or a policy, whose updates are summed unless `server` is given.
+    seeds: the number of runs (seeds 0, 1, 2, ...), or a list of seeds.
+    shares: p_i, each client's share of the data (default: equal).
+    server: the server rule to use with a policy; its weights replace the clients' scales.
+    deltas: the updates for the variance, [N, d], or their lengths [N] (default: equal, length 1).
     """
     chosen = as_method(method, server)
     policy, server = chosen.policy, chosen.server
@@ -135,10 +134,10 @@ def audit(
 
 
 def _why_not_by_weights(server: ServerRule, overall: Judgement, single: Judgement) -> str | None:
-    """A sentence, if what participants are multiplied by does not say how much each client counts.
+    """A sentence, if participants' coefficients do not determine how much each client counts.
 
-    overall, single: what the clients' scales come to. Where they are right in every round, what is remembered of a
-    client cancels on average with what is taken off when it takes part; where they are not, it makes up for a part.
+    overall, single: the verdicts on the clients' scales. If they are unbiased in every round, the stored updates cancel
+    on average; if not, they only compensate in part.
     """
     if type(server) is Scaffold:
         return CORRECTED
@@ -149,19 +148,19 @@ def _why_not_by_weights(server: ServerRule, overall: Judgement, single: Judgemen
 
 
 def _without_weights(figures: Figures) -> Figures:
-    """What is left where the server uses more than the updates that come in."""
+    """The values that still apply if the server also uses stored updates."""
     names = ("mean_weight", "round_weight_mean", "round_weight_variance", "update_variance", "single_round_bias")
     return replace(figures, **dict.fromkeys(names))
 
 
 def _uncontradicted(tally: Tally, exact: Exact, policy: Policy, even: bool) -> Exact:
-    """Exact values, unless what was measured rules them out: no number is better than a wrong one."""
+    """Exact values, unless the measurements contradict them."""
     known = exact.figures.mean_weight
     if known is None or not judge.contradicts(tally, known, even):
         return exact
     warn(
-        f"the law of {type(policy).__name__} does not agree with what was measured on this fleet (mean weights are off "
-        f"by up to {np.abs(tally.clients.mean(tally.seeds) - known).max():.3g}); exact values are left out.",
+        f"the law of {type(policy).__name__} disagrees with the measurements on this fleet (mean weights differ by up "
+        f"to {np.abs(tally.clients.mean(tally.seeds) - known).max():.3g}); exact values are omitted.",
         2,
     )
     return Exact(Figures())
@@ -173,18 +172,18 @@ def _seed_numbers(seeds: int | Sequence[int]) -> list[int]:
     elif isinstance(seeds, list | tuple | range):
         numbers = list(seeds)
     else:
-        raise InputError(f"seeds is {seeds!r}; it must be how many (200), or which ones ([0, 5, 7]).")
+        raise InputError(f"seeds is {seeds!r}; give a number of seeds (200) or a list ([0, 5, 7]).")
     if not numbers:
         raise InputError(f"seeds is {seeds}; an audit needs at least 1.")
     for seed in numbers:
         check_seed(seed)
     if len(set(numbers)) < len(numbers):
-        raise InputError("a seed is named twice; each run of an audit needs a seed of its own.")
+        raise InputError("a seed is given twice; give each seed once.")
     return numbers
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold."""
+    """Convert to a value that JSON can represent."""
     if isinstance(value, np.ndarray):
         return [_plain(v) for v in value.tolist()]
     if isinstance(value, Figures | Judgement | Limit):

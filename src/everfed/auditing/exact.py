@@ -1,7 +1,7 @@
-"""The exact figures of a schedule: from its law, or, where nothing is left to chance, from one run.
+"""Exact values of a schedule, from its law or, for deterministic schedules, from one run.
 
-They hold for this fleet with its storage and offsets, this policy, this server rule and this horizon. Where
-that cannot be said, there are none.
+They hold for this fleet with its storage and offsets, this policy, this server rule and this horizon; otherwise none
+are given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from everfed.scheduling.policies import Energy, Policy, WaitForAll
 from everfed.server.control import HTScaffold
 from everfed.server.rules import ServerRule, Sum, Truncated
 
-# Rules whose factor for a participant is a function of the scale it asks for, and of nothing else.
+# Rules whose factor for a participant depends only on its scale.
 _MEMORYLESS = (Sum, Truncated, HTScaffold)
 
 
@@ -34,7 +34,7 @@ class Extreme(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """Figures, and the rounds in which single clients count most and least (None: not known)."""
+    """Values, and the rounds in which clients have the largest and smallest weight (None: unknown)."""
 
     figures: Figures
     most: Extreme | None = None
@@ -42,7 +42,7 @@ class Exact(NamedTuple):
 
 
 def exactly(fleet: Fleet, policy: Policy, shares: Floats, rounds: int, server: ServerRule | None) -> Exact:
-    """server: whose weights take the place of the clients' scales (None: none does)."""
+    """server: its weights replace the clients' scales (None: the scales are used)."""
     known = are_independent(policy) or type(policy) is WaitForAll
     violations = 0.0 if known and policy.energy is Energy.OBEYED else None
     if is_deterministic(fleet, policy):
@@ -90,7 +90,7 @@ def round_laws(fleet: Fleet, policy: Policy, rounds: int, server: ServerRule | N
 
 
 def _of_one_run(fleet: Fleet, policy: Policy, shares: Floats, rounds: int, server: ServerRule | None) -> Exact:
-    """Every seed gives this run. Whose weight is largest in a round is read off while it goes by."""
+    """Exact values of a deterministic schedule, whose runs are the same for every seed."""
     most = least = Extreme(1.0, 0, 0)
 
     class Watched(Tally):
@@ -105,7 +105,7 @@ def _of_one_run(fleet: Fleet, policy: Policy, shares: Floats, rounds: int, serve
     tally = Watched(fleet, shares, rounds, server)
     tally.run(Schedule(fleet, policy, 0))
     figures = replace(measured(tally), single_round_bias=max(most.weight - 1.0, 1.0 - least.weight))
-    if not seedless(fleet.arrivals):  # who ignores energy joins alike under every seed, but not always without it
+    if not seedless(fleet.arrivals):  # joins are the same for every seed, but missing energy is not
         figures = replace(figures, violations=None)
     return Exact(figures, most, least)
 

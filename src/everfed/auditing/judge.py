@@ -1,8 +1,8 @@
-"""Is a schedule biased? Judged exactly where its law is known, and by statistics with a stated error rate elsewhere.
+"""Decide whether a schedule is biased: exactly if its law is known, otherwise by tests with a stated error rate.
 
-Two questions, each answered by itself. *Over the run*: is every client's mean weight 1 over its rounds? *In
-every round*: is it 1 in each of them? An unbiased schedule is called biased with a chance of at most
-ERROR_RATE, over all groups, clients and rounds together.
+There are two separate verdicts. *Over the run*: every client's mean weight over its rounds is 1. *In every round*: it
+is 1 in each of them. An unbiased schedule is called biased with probability at most ERROR_RATE, over all groups,
+clients and rounds together.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from everfed.auditing.tally import Moments, Tally
 from everfed.stats import t_quantile
 
 ERROR_RATE = 0.01
-# A weight that is off by less than this is not worth a word, however certain it is.
+# Smaller deviations are ignored, even if they are significant.
 NEGLIGIBLE = 1e-3
-# Without a deviation that was noticed, this much must have been noticeable before a schedule is called unbiased.
+# A schedule is called unbiased only if a deviation of this size would have been detected.
 RESOLUTION = 0.1
-# With fewer runs a spread over seeds says too little: two that happen to agree would look like certainty.
+# With fewer runs the spread over seeds is unreliable: two that happen to agree would look like certainty.
 FEWEST_SEEDS = 5
-# Independent participations, or spells of them, from which on a mean over seeds is normal enough for Student's t.
+# The number of independent participations, or spells of them, from which on Student's t is accurate enough.
 _ENOUGH_BURSTS = 500
 # Exact values that measurement contradicts at this error rate are not printed.
 _IMPOSSIBLE = 1e-9
@@ -32,12 +32,12 @@ _IMPOSSIBLE = 1e-9
 
 @dataclass(frozen=True)
 class Judgement:
-    """The answer to one of the two questions."""
+    """One of the two verdicts."""
 
-    unbiased: bool | None  # None: nothing was noticed, but too little could have been
+    unbiased: bool | None  # None: no deviation was detected, but the test had too little power
     exact: bool  # from the schedule's law, not from a sample
-    resolution: float | None = None  # deviations of this size would have been noticed; None: exact
-    alike: bool = False  # over the run: all clients count alike, if not 1 time
+    resolution: float | None = None  # deviations of this size would have been detected; None: exact
+    alike: bool = False  # over the run: all clients have the same weight, though not 1
     by_group: dict[str, float] = field(default_factory=dict)  # mean weight; in every round: the round's, if it is off
     round: int | None = None  # in every round: where the deviation is clearest
 
@@ -45,7 +45,7 @@ class Judgement:
 def over_the_run(tally: Tally, exact: Floats | None, even: bool) -> Judgement:
     """exact: every client's mean weight, where it is known. even: participations are known not to come in bursts."""
     labels = [group.label for group in tally.groups]
-    counts = tally.shares > 0.0  # whoever holds no data may count as it likes
+    counts = tally.shares > 0.0  # the weight of clients without data does not matter
     if exact is not None:
         means = [float(exact[g.clients] @ tally.parts(g)) for g in tally.groups]
         spread = float(np.abs(exact - tally.shares @ exact)[counts].max())
@@ -62,7 +62,7 @@ def over_the_run(tally: Tally, exact: Floats | None, even: bool) -> Judgement:
     surprising = [sample.surprising(ERROR_RATE / 2, even) for sample in samples]
     found = [o > np.maximum(b, NEGLIGIBLE) for o, b in zip(off_by, bands, strict=True)]
     if not any(bool(np.any(f & s)) for f, s in zip(found, surprising, strict=True)):
-        # A deviation that only a burst might explain is left open.
+        # A deviation that a burst might explain is undecided.
         open_ = any(bool(np.any(f)) for f in found) or resolution > RESOLUTION
         return Judgement(None if open_ else True, False, resolution, False, by_group)
     contrasts = [_in_groups(tally, tally.group_contrasts), _by_client(tally, tally.client_contrasts)]
@@ -74,7 +74,7 @@ def over_the_run(tally: Tally, exact: Floats | None, even: bool) -> Judgement:
 
 
 def contradicts(tally: Tally, exact: Floats, even: bool) -> bool:
-    """Whether measured mean weights rule these out: a law that does not hold must not be printed."""
+    """Whether measured mean weights contradict these, so that they must not be printed."""
     if tally.seeds < FEWEST_SEEDS:
         return False
     sample = _by_client(tally, tally.clients)
@@ -119,7 +119,7 @@ class _Sample:
 
 
 def _by_client(tally: Tally, moments: Moments) -> _Sample:
-    started = tally.fleet.offsets() < tally.rounds  # whoever never starts counts 0, for certain
+    started = tally.fleet.offsets() < tally.rounds  # clients that never start have weight 0 exactly
     quantum = np.where(started, tally.largest / tally.active(), 0.0)
     return _Sample(
         moments.mean(tally.seeds), moments.standard_error(tally.seeds), tally.seeds,
@@ -173,7 +173,7 @@ def in_every_round(tally: Tally, exact: Exact, independent: bool) -> Judgement:
 
 @dataclass(frozen=True)
 class _RoundsOff:
-    """The round in which somebody's mean weight is the least likely to be 1."""
+    """The round in which some mean weight is least likely to be 1."""
 
     surprise: float  # in nats
     mean: float

@@ -1,9 +1,9 @@
-"""What no unbiased schedule can beat.
+"""Lower bounds on the variance of unbiased schedules.
 
 Let a be a client's weight in a round (join times scale) and pi the chance that it joins. Unbiased means E[a] = 1,
 so E[a^2] >= 1 / pi by Cauchy and Schwarz; a schedule can join at most as often as greedy does, so by convexity
 the average over the rounds of the variance is at least 1 / pi_greedy - 1. Algorithm 1 attains it where no slot
-is lost. What can still be won is won by clients that share their draws: the lattice.
+is lost. Only clients that share their draws can do better: the lattice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Limit:
 
     independent: float  # of unbiased schedules whose clients draw independently; inf: none exists
     exact: bool  # False: the rates of greedy were measured over the audit's seeds
-    lattice: float | None  # what peers that share their draws reach; None where the lattice has no exact law
+    lattice: float | None  # the lattice's variance; None if it has no exact law
     starved: tuple[str, ...] = ()  # groups with clients that can never train
 
 
@@ -44,7 +44,7 @@ def limit(fleet: Fleet, shares: Floats, rounds: int, vectors: Floats, seeds: Any
         parts = np.where(active > 0.0, shares**2 * squares * active * (1.0 / rate - 1.0), np.inf)
     parts = np.where(shares * squares > 0.0, parts, 0.0)
     if not exact and np.any(rate[active > 0.0] == 0.0):
-        return None  # not seen in these seeds is not never
+        return None  # clients not seen in these seeds may still train in others
     never = (rate == 0.0) & (shares > 0.0)
     starved = tuple(g.label for g in fleet.groups() if np.any(never[g.clients]))
     best = Noise(fleet, Lattice(), shares, rounds, vectors).averages()
@@ -66,8 +66,8 @@ def _most_often(fleet: Fleet, rounds: int, seeds: Any) -> tuple[Floats, bool]:
 
 
 class _FromTheStart(Policy):
-    """Greedy from each client's start on. No schedule takes part more often: whoever spends a unit later has lost
-    at least as much of it to leakage and overflow."""
+    """Greedy from each client's start on. No schedule takes part more often: spending a unit later loses at least as
+    much to leakage and overflow."""
 
     def step(self, state: State, view: View) -> Decision:
         clients = state["clients"]

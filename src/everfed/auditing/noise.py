@@ -50,7 +50,7 @@ class Noise:
         return offered, np.maximum(needed, offered)
 
     def with_more_energy(self, clients: Ints) -> Noise | None:
-        """So much more for these that their cycles are a round shorter; None: nobody knows how that would come."""
+        """The same with one round shorter cycles for these clients; None: not computable for these arrivals."""
         sooner = self.fleet.cycles().copy()
         sooner[clients] -= 1
         arrivals = self.fleet.arrivals
@@ -96,10 +96,10 @@ def as_vectors(deltas: Floats | Sequence[float] | None, n: int) -> Floats:
     try:
         vectors = np.asarray(deltas, np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"deltas must be numbers, one length or one vector for each of {n} clients.") from None
+        raise InputError(f"deltas must be numbers, one length or one vector per client ({n} clients).") from None
     if vectors.ndim not in (1, 2) or len(vectors) != n:
         raise InputError(
-            f"deltas have the shape {list(vectors.shape)}; give one length, or one vector, for each of {n} clients."
+            f"deltas have the shape {list(vectors.shape)}; give one length or one vector per client ({n} clients)."
         )
     if not np.all(np.isfinite(vectors)):
         raise InputError("deltas must be finite numbers.")

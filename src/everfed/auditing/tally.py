@@ -20,22 +20,22 @@ class Figures:
 
     participation_rate: Floats | None = None
     mean_weight: Floats | None = None  # mean of join * scale; 1 is unbiased
-    gap_mean: Floats | None = None  # rounds between two participations in a run; NaN: nobody can take part twice
+    gap_mean: Floats | None = None  # rounds between two participations in a run; NaN: clients cannot take part twice
     gap_variance: Floats | None = None
     round_weight_mean: float | None = None  # W_r = sum over participants of share * scale, over all rounds
     round_weight_variance: float | None = None
     update_variance: float | None = None  # of sum p_i join_i scale_i delta_i, deltas equal with norm 1, given the round
     single_round_bias: float | None = None  # largest |E[join * scale] - 1| of a client in one round; exact only
-    violations: float | None = None  # participations per run that spend energy which is not there
+    violations: float | None = None  # participations per run without enough energy
 
     @property
     def fairness(self) -> float | None:
-        """Jain's index of the participation rates: 1 if all take part alike, 1/N if one alone does."""
+        """Jain's index of the participation rates: 1 if all are equal, 1/N if only one client takes part."""
         return None if self.participation_rate is None else jain(self.participation_rate)
 
 
 def measured(tally: Tally) -> Figures:
-    """What a tally comes to. Variances over seeds are those of the whole population, so one seed has none."""
+    """The values of a tally. Variances over seeds are population variances; one seed has none."""
     seeds = tally.seeds
     with np.errstate(invalid="ignore", divide="ignore"):
         gap_mean = tally.gap_sum / tally.gaps

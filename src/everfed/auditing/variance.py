@@ -1,8 +1,8 @@
-"""Where the noise of a round comes from, client by client, and which device deserves a bigger panel.
+"""The variance of a round by client, and which device to upgrade first.
 
 For given updates delta_i the variance of sum over participants of share * scale * delta is exact from the
 schedule's law: sum_i p_i^2 (E_i - 1) |delta_i|^2 for Algorithm 1. It is an average over the rounds of the run,
-in which clients that have not started yet are silent for certain.
+in which clients that have not started do not take part.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _MOST_TRIED, _MOST_TRIED_ALONE = 64, 4
 
 @dataclass(frozen=True)
 class Upgrade:
-    """More energy for one client: its cycle falls by a round."""
+    """More energy for one client, which shortens its cycle by one round."""
 
     client: int
     group: str
     cycle: int  # now
     energy: float  # more per round, in the fleet's unit
-    energy_part: float  # that, as a part of what it harvests now
+    energy_part: float  # the same, as a fraction of its current harvest
     unit: str
     variance: float  # of a round's update afterwards
 
     def words(self, before: float) -> str:
         more = f"{self.energy:.3g} {self.unit} more per round (+{self.energy_part:.1%})"
         return (
-            f"a bigger panel helps most at client {self.client} ({self.group}): {more} takes its cycle from "
+            f"upgrading helps most at client {self.client} ({self.group}): {more} shortens its cycle from "
             f"{self.cycle} to {self.cycle - 1} and a round's variance from {before:.5g} to {self.variance:.5g}."
         )
 
@@ -70,7 +70,7 @@ def best_upgrade(noise: Noise, own: Floats, exact: float) -> tuple[Upgrade | Non
 
 
 def _after(noise: Noise, own: Floats, exact: float, clients: Ints) -> Iterator[tuple[int, float]]:
-    """The variance with a cycle less a round, for each of these clients whose change can be computed."""
+    """The variance with a cycle one round shorter, for each of these clients where it can be computed."""
     if len(clients) and type(noise.policy) is not Lattice:
         everybody = noise.of(clients).with_more_energy(np.arange(len(clients)))
         found = everybody.averages() if everybody else None
@@ -88,7 +88,7 @@ def _after(noise: Noise, own: Floats, exact: float, clients: Ints) -> Iterator[t
 
 
 def _sharing(noise: Noise, client: int) -> Ints:
-    """Whoever shares a draw with this client, before or after its cycle falls; the variance of all others stays."""
+    """The clients that share a draw with this one, before or after the change; the variance of the others stays."""
     if type(noise.policy) is not Lattice:
         return np.array([client])
     cycles, offsets = noise.fleet.cycles(), noise.fleet.offsets()
@@ -96,7 +96,7 @@ def _sharing(noise: Noise, client: int) -> Ints:
     return np.flatnonzero((offsets == offsets[client]) & near)
 
 
-_UNKNOWN = "not known: this schedule has no exact law on this fleet, so that no change to it can be computed."
+_UNKNOWN = "unknown: this schedule has no exact law on this fleet, so the effect of a change cannot be computed."
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class Variance:
         return Variance(self.measured, None, self.lemma2)
 
     def advice(self) -> str:
-        """Which device should get a bigger panel first."""
+        """Which device to upgrade first."""
         if self.exact is None or not self.upgrade_known:
             return _UNKNOWN
         if self.upgrade:
             return self.upgrade.words(self.exact)
         if self.exact == 0.0:
-            return "no panel needs to be bigger: nobody's absence adds noise."
-        return "no single device: a round of its cycle less would not lower the variance. Give a whole group more."
+            return "none: absent clients add no variance."
+        return "no single device: shortening one cycle by a round would not lower the variance. Upgrade a whole group."
 
     def to_dict(self) -> dict[str, object]:
         upgrade = None if self.upgrade is None else vars(self.upgrade)

@@ -1,4 +1,4 @@
-"""An audit in plain words."""
+"""The verdict of an audit as a sentence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from everfed.auditing.judge import ERROR_RATE, NEGLIGIBLE, Judgement
 from everfed.auditing.limit import Limit
 from everfed.auditing.tally import Figures, Tally
 
-# Groups named one by one; of more, those that are furthest off.
+# Groups listed individually; if there are more, those that deviate most.
 _MOST_GROUPS = 6
 
-# For rules that let the absent speak: the weights of single participations say nothing about them.
+# For rules that use stored updates: the weights of single participations do not determine their bias.
 REMEMBERED = (
     "no judgement by weights: the server uses the last update of absent clients, so that every client "
     "counts by its data from its first participation on, with updates up to a gap old"
@@ -31,7 +31,7 @@ CORRECTED = (
 
 
 def unjudged(reason: str, tally: Tally) -> str:
-    """Where weights say nothing; whoever is never there is told of all the same."""
+    """The verdict if weights do not determine the bias; clients that never train are still reported."""
     absent = [g.label for g in tally.groups if np.any(tally.joins[g.clients] == 0.0)]
     if absent:
         reason += f"; but in {tally.rounds} rounds some clients never trained ({', '.join(absent)})"
@@ -39,7 +39,7 @@ def unjudged(reason: str, tally: Tally) -> str:
 
 
 def verdict(tally: Tally, exact: Figures, found: Figures, overall: Judgement, rounds: Judgement) -> str:
-    """Is each client heard in proportion to its data, over the run and in every round, and is the energy there?"""
+    """The verdict on bias, over the run and in every round, and on energy."""
     weight = found.mean_weight if exact.mean_weight is None else exact.mean_weight
     assert weight is not None
     total = float(tally.shares @ (weight * started_part(tally)))
@@ -118,7 +118,7 @@ def _biased(tally: Tally, weight: Floats, overall: Judgement, total: float) -> s
     rest = f" and {more} more groups" if more > 0 else ""
     between = "; " if any("," in group.label for group in groups) else ", "
     words = "biased over the run: " + between.join(said) + rest + _certainty(overall)
-    run = weight * started_part(tally)  # whoever starts late has had less time to be heard
+    run = weight * started_part(tally)  # clients that start late had fewer rounds
     parts = [float(tally.shares[g.clients] @ run[g.clients]) / total for g in tally.groups]
     fair = [float(tally.shares[g.clients].sum()) for g in tally.groups]
     if len(parts) > 1 and max(abs(a - b) for a, b in zip(parts, fair, strict=True)) >= 0.005:

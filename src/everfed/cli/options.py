@@ -1,7 +1,7 @@
-"""Options that several commands share, each written once.
+"""Options that several commands share.
 
-An experiment comes from a file or a preset, is changed by short options (`--rounds 100`) and by
-`--set key=value` for everything else. `takes_experiment` adds all of them to a command.
+An experiment comes from a file or a preset. Short options (`--rounds 100`) and `--set key=value` override its keys.
+`takes_experiment` adds all of them to a command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from everfed.store.trackers import TRACKERS
 from everfed.studies.sweep import COMPARED as _COMPARED, overwritten
 from everfed.trainers.choose import TRAINERS
 
-plugins.import_installed()  # so that the lists of names below have theirs too
+plugins.import_installed()  # so that the lists of names below include theirs
 
 _HERE = __name__.rpartition(".")[0]
 _FLEET, _TRAINING, CLUSTER = "Fleet", "Training", "Cluster"
@@ -42,7 +42,7 @@ COMPARED = ",".join(_COMPARED)
 
 
 class Short(NamedTuple):
-    """A short option: the key of the experiment that it sets, and how its text is read."""
+    """A short option: the key of the experiment that it sets, and how its text is parsed."""
 
     flag: str
     key: str
@@ -61,7 +61,7 @@ def _whole(text: str, flag: str) -> list[int]:
             return [int(value) for value in values]
     except ValueError:
         pass
-    raise InputError(f"{flag} is '{text}'; give whole numbers with commas, such as 1,5,10,20.")
+    raise InputError(f"{flag} is '{text}'; give whole numbers separated by commas, such as 1,5,10,20.")
 
 
 def _names(table: Any) -> str:
@@ -70,59 +70,59 @@ def _names(table: Any) -> str:
 
 SHORT = (
     Short("--data", "data", str, f"Data set: {_names(DATASETS)}."),
-    Short("--split", "split", str, f"Who holds which samples: {_names(SPLITS)}."),
-    Short("--strength", "split.strength", float, "Of the by-energy split: 0 is iid, 1 fully separated classes."),
-    Short("--alpha", "split.alpha", float, "Of the dirichlet split: small is more skewed."),
-    Short("--per", "split.per", str, "Of the dirichlet split: skew per client, or per energy-group."),
+    Short("--split", "split", str, f"How samples are split over clients: {_names(SPLITS)}."),
+    Short("--strength", "split.strength", float, "For the by-energy split: 0 is iid, 1 fully separates the classes."),
+    Short("--alpha", "split.alpha", float, "For the dirichlet split: smaller is more skewed."),
+    Short("--per", "split.per", str, "For the dirichlet split: skew per client or per energy-group."),
     Short("--model", "model", str, f"One of {_names(MODELS)}."),
     Short("--rounds", "rounds", int, "Global rounds."),
-    Short("--local-steps", "local_steps", int, "T: steps a participant trains in a round."),
-    Short("--batch-size", "batch_size", int, "Samples a step, drawn uniformly with replacement."),
-    Short("--optimizer", "client", str, f"Of the clients: {_names(OPTIMIZERS)}."),
+    Short("--local-steps", "local_steps", int, "T: local steps per round."),
+    Short("--batch-size", "batch_size", int, "Samples per step, drawn uniformly with replacement."),
+    Short("--optimizer", "client", str, f"Optimiser of the clients: {_names(OPTIMIZERS)}."),
     Short("--lr", "client.lr", float, "Learning rate of the clients."),
-    Short("--schedule", "client.schedule", str, f"Of the learning rate: {_names(SCHEDULES)}."),
-    Short("--momentum", "client.momentum", float, "Of sgd."),
+    Short("--schedule", "client.schedule", str, f"Schedule of the learning rate: {_names(SCHEDULES)}."),
+    Short("--momentum", "client.momentum", float, "Momentum of sgd."),
     Short("--weight-decay", "client.weight_decay", float, "Adds this times the parameters to the gradient."),
-    Short("--eval-every", "eval_every", int, "Evaluate every so many rounds; 0: 20 times in the run."),
+    Short("--eval-every", "eval_every", int, "Rounds between evaluations; 0: evaluate 20 times in the run."),
     Short("--trainer", "trainer", str, f"{_names(TRAINERS)}; same results."),
     Short("--device", "device", str, "auto, cpu or cuda."),
     Short("--precision", "precision", str, f"{_names(PRECISIONS)}; the last two on a GPU."),
-    Short("--clients", "fleet.clients", int, "How many clients.", _FLEET),
+    Short("--clients", "fleet.clients", int, "Number of clients.", _FLEET),
     Short(
         "--cycles",
         "fleet.cycles",
         str,
-        "E: rounds a client needs to harvest one round's energy. Dealt round the clients: with 1,5,10,20 client 0 "
+        "E: rounds a client needs to harvest one round's energy. Assigned to clients in turn: with 1,5,10,20 client 0 "
         "can train every round, client 3 every 20th.",
         _FLEET,
         _whole,
     ),
-    Short("--offsets", "fleet.offsets", str, "First round with energy: one a cycle or one a client.", _FLEET, _whole),
-    Short("--arrivals", "fleet.arrivals", str, f"How energy comes: {_names(ARRIVALS)}.", _FLEET),
-    Short("--capacity", "fleet.capacity", float, "Battery in rounds' worth of energy; 0: as needed.", _FLEET),
+    Short(
+        "--offsets", "fleet.offsets", str, "First round with energy, one per cycle or one per client.", _FLEET, _whole
+    ),
+    Short("--arrivals", "fleet.arrivals", str, f"How energy arrives: {_names(ARRIVALS)}.", _FLEET),
+    Short("--capacity", "fleet.capacity", float, "Battery, in units of one round's energy; 0: as needed.", _FLEET),
 )
 # Before the others and before --set, which may change options of the method's policy.
 _METHOD = Short("--method", "method", str, f"One of {_names(METHODS)}.")
 ONE_METHOD = (_METHOD, *SHORT)
-# Plans and audits train nothing; they take --device so that one set of options fits every command.
+# Plans and audits do not train; they accept --device so that every command takes the same options.
 FLEET_ONLY = (
     _METHOD,
     *(short for short in SHORT if short.panel == _FLEET or short.flag in ("--rounds", "--device")),
 )
 
-Seed = Annotated[int | None, typer.Option(help="Fixes all chance of the run.")]
-Seeds = Annotated[str, typer.Option(help="Which seeds: 3 (the first three), 0:5, or 1,4,7.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random draws.")]
+Seeds = Annotated[str, typer.Option(help="Seeds: 3 (the first three), 0:5, or 1,4,7.")]
 Grid = Annotated[
     list[str],
     typer.Option("--grid", metavar="KEY=V,V", help="Values to try, such as client.lr=0.01,0.1. Repeatable."),
 ]
 Methods = Annotated[
-    str, typer.Option(help=f"Which methods, with commas: {', '.join(METHODS)}.", rich_help_panel=_TRAINING)
+    str, typer.Option(help=f"Methods, separated by commas: {', '.join(METHODS)}.", rich_help_panel=_TRAINING)
 ]
-CheckpointEvery = Annotated[
-    float, typer.Option(help="Seconds between checkpoints: the most work that a kill can cost.")
-]
-OnDivergence = Annotated[str, typer.Option(help="stop, or skip: leave updates that are not finite out and go on.")]
+CheckpointEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+OnDivergence = Annotated[str, typer.Option(help="stop, or skip: ignore updates that are not finite and continue.")]
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help=f"Also write to {_names(TRACKERS)}. Repeatable.", rich_help_panel=PANEL),
@@ -132,7 +132,7 @@ Plugin = Annotated[
     typer.Option(
         "--plugin",
         metavar="MODULE",
-        help="A module of yours that registers kinds, installed or in this folder. Repeatable.",
+        help="Your module that registers kinds, installed or in the current folder. Repeatable.",
         show_default=False,
     ),
 ]
@@ -148,20 +148,19 @@ _Settings = Annotated[
 
 @dataclass(frozen=True)
 class Place:
-    """Who does a command's work."""
+    """Where a command runs."""
 
     engine: Annotated[
         str,
         typer.Option(
-            help=f"Who does the work: {_names(ENGINES)}. Ray spreads it over a cluster; it needs the extra 'ray'.",
+            help=f"Where to run: {_names(ENGINES)}. Ray distributes the work over a cluster and needs the extra 'ray'.",
             rich_help_panel=CLUSTER,
         ),
     ] = "local"
     address: Annotated[
         str | None,
         typer.Option(
-            help="Of Ray: the head's host:port, or auto (also from RAY_ADDRESS); none: a Ray is started here and "
-            "ended.",
+            help="Ray: the head's host:port, or auto (default: RAY_ADDRESS, or a temporary local Ray).",
             show_default=False,
             rich_help_panel=CLUSTER,
         ),
@@ -170,17 +169,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Work(Place):
-    """How many runs are done."""
+    """Where and how several runs are executed."""
 
     jobs: Annotated[
         int,
-        typer.Option(help="Runs side by side (with Ray: on each GPU); 0: one a core on a CPU, one at a time on a GPU."),
+        typer.Option(help="Parallel runs (with Ray: per GPU); 0: one per core on a CPU, one at a time on a GPU."),
     ] = 0
     checkpoint_every: CheckpointEvery = DEFAULT_CHECKPOINT_S
 
 
 def _presented(wrapper: Callable[..., None], command: Callable[..., None], options: list[inspect.Parameter]) -> Any:
-    """A function that typer takes for a command with these options."""
+    """A function that typer accepts as a command with these options."""
     functools.update_wrapper(wrapper, command)
     del wrapper.__dict__["__wrapped__"]  # typer must see the new signature, not the command's own
     given = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options]
@@ -190,7 +189,7 @@ def _presented(wrapper: Callable[..., None], command: Callable[..., None], optio
 
 
 def grouped(command: Callable[..., None]) -> Any:
-    """Options that belong together, as one parameter: `screen: Screen` is made of --json, --quiet and so on."""
+    """A group of options as one parameter: `screen: Screen` combines --json, --quiet and so on."""
     own = inspect.signature(command, eval_str=True).parameters
     kinds = {n: p.annotation for n, p in own.items() if getattr(p.annotation, "__module__", "").startswith(_HERE)}
     parts = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
@@ -203,9 +202,9 @@ def grouped(command: Callable[..., None]) -> Any:
 
 
 def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callable[[Callable[..., None]], Any]:
-    """Add EXPERIMENT, --set, --plugin and the short options to a command; it gets their result as `raw`.
+    """Add EXPERIMENT, --set, --plugin and the short options to a command, which receives the result as `raw`.
 
-    A command with a parameter `chosen` also gets the keys that were set on the command line.
+    A command with a parameter `chosen` also receives the keys that were set on the command line.
     """
 
     def decorate(command: Callable[..., None]) -> Any:
@@ -239,7 +238,7 @@ def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callabl
 
 
 def load_plugins(names: list[str] | None) -> list[str]:
-    """Import what --plugin names; it may lie in the current folder."""
+    """Import the modules of --plugin, which may be in the current folder."""
     plugins.load(names or [], [Path.cwd()])
     return names or []
 
@@ -249,7 +248,7 @@ def _name(short: Short) -> str:
 
 
 def _raw(source: str, settings: list[str], shorts: dict[Short, Any]) -> dict[str, Any]:
-    """The content of an experiment file with all changes made; short options before --set."""
+    """The content of an experiment file with all overrides; short options apply before --set."""
     raw = deepcopy(_source(source))
     for short, value in shorts.items():
         if value is not None:
@@ -269,13 +268,13 @@ def _source(name: str) -> dict[str, Any]:
 
 
 def check_chosen(chosen: list[str], axes: Iterable[str]) -> None:
-    """What is set for all runs must not be undone by what a sweep sets run by run."""
+    """Reject keys that are set for all runs and overridden by the sweep."""
     for key in chosen:
         if key == "seed":
-            raise InputError("seed is set, but the runs have the seeds of --seeds; write --seeds 4,7 for these two.")
+            raise InputError("seed is set, but the runs use --seeds; write --seeds 4,7 for these two.")
         if by := [axis for axis in axes if overwritten(key, axis)]:
-            what = "by --methods" if by[0] == "method" else f"as '{by[0]}' in the grid"
-            raise InputError(f"'{key}' is set for all runs and also given {what}; leave one of them out.")
+            what = "by --methods" if by[0] == "method" else f"by '{by[0]}' in the grid"
+            raise InputError(f"'{key}' is set for all runs and also {what}; remove one of them.")
 
 
 def seed_list(text: str, flag: str = "--seeds") -> list[int]:
@@ -291,17 +290,17 @@ def seed_list(text: str, flag: str = "--seeds") -> list[int]:
     except ValueError:
         raise InputError(f"{flag} is '{text}'; write 3 (the first three), 0:5, or 1,4,7.") from None
     if not seeds or min(seeds) < 0:
-        raise InputError(f"{flag} is '{text}'; that names no seed, or a negative one.")
+        raise InputError(f"{flag} is '{text}'; give at least one seed, none of them negative.")
     return seeds
 
 
 def method_list(text: str) -> list[str]:
-    """'algorithm1,greedy' as names that exist."""
+    """'algorithm1,greedy' as a list of known names."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         lookup(METHODS, name, "method")
     if not names:
-        raise InputError("--methods names no method; give some with commas, such as algorithm1,greedy.")
+        raise InputError("--methods is empty; give names separated by commas, such as algorithm1,greedy.")
     return names
 
 
@@ -310,7 +309,7 @@ def number_list(text: str, flag: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"{flag} is '{text}'; give numbers with commas, such as 1,1,1,3.") from None
+        raise InputError(f"{flag} is '{text}'; give numbers separated by commas, such as 1,1,1,3.") from None
 
 
 def grid_axes(texts: list[str]) -> dict[str, list[Any]]:
@@ -322,7 +321,7 @@ def grid_axes(texts: list[str]) -> dict[str, list[Any]]:
             raise InputError(f"--grid is '{text}'; write key=value,value, such as client.lr=0.01,0.1.")
         key = key.strip()
         if key in axes:
-            raise InputError(f"--grid names '{key}' twice; give all its values at once, as in {key}=A,B,C.")
+            raise InputError(f"--grid has '{key}' twice; give all its values in one, such as {key}=A,B,C.")
         whole = config.parse_value(f"[{values}]")
         axes[key] = whole if isinstance(whole, list) else [config.parse_value(v.strip()) for v in values.split(",")]
     return axes

@@ -1,4 +1,4 @@
-"""`everfed run`: one experiment, watched round by round and kept on disk."""
+"""`everfed run`: one experiment, shown round by round and stored on disk."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def run(
     on_divergence: o.OnDivergence = "stop",
     track: o.Track = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say how the model would be trained, part by part and why, and exit.")
+        bool, typer.Option("--explain", help="Print how each part of the model would be trained, and exit.")
     ] = False,
     workers: Annotated[
         int,
         typer.Option(
-            help="Of Ray: processes that share a round's clients; 0: one a GPU or CPU.", rich_help_panel=o.CLUSTER
+            help="Ray: worker processes for the clients of a round; 0: one per GPU or CPU.", rich_help_panel=o.CLUSTER
         ),
     ] = 0,
     client_state: Annotated[
         str | None,
         typer.Option(
-            help="Of Ray: where clients' optimiser state lives, with its worker or with the driver.",
+            help="Ray: where clients' optimiser state is kept, worker or driver.",
             show_default="worker",
             rich_help_panel=o.CLUSTER,
         ),
@@ -55,12 +55,11 @@ def run(
     place: o.Place,
     screen: Screen,
 ) -> None:
-    """Train one model with one method, and say how it went.
+    """Train one model with one method.
 
-    The run is kept in a folder. Killed at any moment, the same command resumes it, and it ends with the same model as
-    if nothing had happened. The energy profile decides who trains when: see it beforehand with
-    [bold]everfed plan[/bold], and what it does to training with [bold]everfed audit[/bold]. With --explain nothing is
-    trained or written: it only says which trainer the model gets on this machine.
+    The run is stored in a folder. If it is interrupted, the same command resumes it and ends with the same model.
+    [bold]everfed plan[/bold] shows beforehand which clients train when, and [bold]everfed audit[/bold] whether the
+    schedule is biased. --explain only prints how the model would be trained on this machine.
 
     Example: everfed run digits --method greedy --rounds 200 --set client.lr=0.1
     """
@@ -88,7 +87,9 @@ def run(
     if stored.state != "done":
         screen.stopped(f"stopped after round {len(stored.rounds)} of {experiment.rounds}; resume with:")
     if done == 0:
-        screen.note(f"this run was done already, in {folder}; --out another folder, or delete it, to run it again.")
+        screen.note(
+            f"this run is already done, in {folder}; choose another folder with --out, or delete it, to run it again."
+        )
     seconds = time.perf_counter() - began
     silent = silence(stored)
     if silent:
@@ -100,7 +101,7 @@ def run(
 
 
 def _say_what_is_kept(run: Run, screen: Screen) -> None:
-    """Before the first round, since it may be more than the user has room for."""
+    """Print it before the first round, since it may not fit."""
     for what in run.server.rule.explain():
         screen.note(f"the server keeps {what}.")
 
@@ -161,10 +162,10 @@ def _table(run: StoredRun, seconds: float) -> Table:
     if energy.brownouts:
         out.add_row("rounds lost to empty batteries", f"{energy.brownouts:,}")
     if energy.violations:
-        out.add_row("spent without being there", f"{energy.shortfall:,.0f}")
+        out.add_row("spent beyond what was harvested", f"{energy.shortfall:,.0f}")
     dropped = sum(len(r.dropped) for r in run.rounds)
     if dropped:
-        out.add_row("updates left out (not finite)", f"{dropped:,}")
+        out.add_row("updates ignored (not finite)", f"{dropped:,}")
     out.add_row("seconds", f"{seconds:.1f}")
     out.add_row("folder", str(run.path))
     return out

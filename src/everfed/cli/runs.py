@@ -1,4 +1,4 @@
-"""`everfed runs`, `report`, `figure` and `presets`: looking at what is there."""
+"""`everfed runs`, `report`, `figure` and `presets`: list and show runs and presets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def runs(
     *,
     screen: Screen,
 ) -> None:
-    """List the runs below a folder (default: everfed-out), with their state and headline.
+    """List the runs in a folder (default: everfed-out), with their state and result.
 
     Example: everfed runs everfed-out/compare
     """
@@ -62,7 +62,7 @@ def runs(
 
 
 def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
-    """One row; what is not known of a run is None."""
+    """One row; unknown values are None."""
     names = "run method seed state reason rounds_done rounds accuracy worst_group_accuracy metrics spent"
     row: dict[str, Any] = {**dict.fromkeys(names.split()), "run": str(run.path)}
     if isinstance(run, Unreadable):
@@ -90,9 +90,9 @@ def make_report(
     *,
     screen: TextScreen,
 ) -> None:
-    """One self-contained page about runs: curves, energy groups, who trained when, tables.
+    """Write a self-contained HTML report: curves, energy groups, which clients trained when, tables.
 
-    Needs no network to be read; send it to somebody as it is.
+    The page works offline.
 
     Example: everfed report everfed-out/compare -o report.html
     """
@@ -112,7 +112,7 @@ def make_figure(
     *,
     screen: TextScreen,
 ) -> None:
-    """The paper's figure from runs, ready for print.
+    """Draw the paper's figure from runs, for print.
 
     Example: everfed figure everfed-out/compare -o figure.pdf
     """
@@ -120,7 +120,7 @@ def make_figure(
 
 
 def _open(screen: TextScreen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:
-    """The runs below folders that can be read, at least one; of the others a note says why not."""
+    """The readable runs in folders, at least one; a note explains why others cannot be read."""
     o.load_plugins(named)
     runs, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")]))
     if not runs:
@@ -139,7 +139,7 @@ def _why(one: Unreadable) -> str:
 
 
 def _find(screen: TextScreen, folders: list[Path], none_is_fine: bool = False) -> list[Path]:
-    found: dict[Path, Path] = {}  # by where it really lies: links and detours lead to the same folder
+    found: dict[Path, Path] = {}  # by resolved path, so that links count once
     for folder in folders:
         if not folder.exists() and not none_is_fine:
             raise InputError(f"there is no folder '{folder}'.")
@@ -148,9 +148,9 @@ def _find(screen: TextScreen, folders: list[Path], none_is_fine: bool = False) -
             again += path.resolve() in found
             found.setdefault(path.resolve(), path)
         if again:
-            screen.note(f"'{folder}' leads to {again} run{'s' * (again > 1)} named before; counted once.")
+            screen.note(f"'{folder}' contains {again} run{'s' * (again > 1)} of the folders before it; counted once.")
     if not found and not none_is_fine:
-        raise InputError(f"there are no runs below {', '.join(map(str, folders))}; make some with everfed run.")
+        raise InputError(f"there are no runs in {', '.join(map(str, folders))}; create some with everfed run.")
     return list(found.values())
 
 
@@ -158,9 +158,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
 
 
-presets_app = typer.Typer(
-    help="Built-in experiments, to run as they are or to start from.", invoke_without_command=True
-)
+presets_app = typer.Typer(help="Built-in experiments, to run or to start from.", invoke_without_command=True)
 
 
 @presets_app.callback()
@@ -178,12 +176,12 @@ def list_presets(context: typer.Context) -> None:
 @presets_app.command("show")
 def show_preset(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
-    full: Annotated[bool, typer.Option("--full", help="With every default written out.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Include every default.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Print a preset as TOML: a start for an experiment file of your own."""
+    """Print a preset as TOML, to start your own experiment file from."""
     content = presets.content(name)
-    # What is no key of an Experiment stays as it is, beside the defaults.
+    # Keys that are not fields of Experiment are kept as they are.
     own = {key: value for key, value in content.items() if key in ("methods", "tuned_on")}
     content = {key: value for key, value in content.items() if key not in own}
     whole = {"format": config.FORMAT, **config.to_dict(config.from_dict(content)), **own}

@@ -1,4 +1,4 @@
-"""Where commands write, and how runs are watched: a live view in a terminal, log lines elsewhere."""
+"""Output of the commands, and progress of runs: a live view in a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 PANEL = "Output"
 
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no notes, only the result.", rich_help_panel=PANEL)
+    bool, typer.Option("--quiet", "-q", help="Print only the result, no progress or notes.", rich_help_panel=PANEL)
 ]
-NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text (so does NO_COLOR=1).", rich_help_panel=PANEL)]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours (like NO_COLOR=1).", rich_help_panel=PANEL)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL)]
 
 
@@ -64,20 +64,18 @@ class TextScreen:
         self.err.print(f"note: {text}", style="yellow", markup=False)
 
     def stopped(self, said: str) -> NoReturn:
-        """After Ctrl-C: how to go on."""
+        """After Ctrl-C: print how to resume."""
         self.err.print(said, markup=False)
         self.err.print(f"  everfed {shlex.join(sys.argv[1:])}", markup=False)
         raise typer.Exit(130)
 
 
 class Screen(TextScreen):
-    """The same for commands that also have a machine-readable result."""
+    """A screen for commands that can also print JSON."""
 
     def __init__(
         self,
-        json: Annotated[
-            bool, typer.Option("--json", help="Machine-readable result on standard output.", rich_help_panel=PANEL)
-        ] = False,
+        json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=PANEL)] = False,
         quiet: Quiet = False,
         no_color: NoColor = False,
         debug: Debug = False,
@@ -90,7 +88,7 @@ class Screen(TextScreen):
 
 
 def table(title: str, columns: Sequence[str], left: Sequence[str] | None = None, caption: str | None = None) -> Table:
-    """An empty table of numbers. left: columns of words, the first one unless given."""
+    """An empty table of numbers. left: left-aligned columns, by default the first."""
     out = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for column in columns:
         out.add_column(column, justify="left" if column in (left or columns[:1]) else "right", overflow="fold")
@@ -108,7 +106,7 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
 
 
 class Stop:
-    """Ctrl-C asks for a stop after the current round; a second one ends at once."""
+    """Ctrl-C requests a stop after the current round; a second one exits immediately."""
 
     def __init__(self, screen: TextScreen) -> None:
         self.screen, self.asked = screen, False
@@ -128,11 +126,11 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.screen.note("stopping after this round and saving; press Ctrl-C again to end at once.")
+        self.screen.note("stopping after this round and saving; press Ctrl-C again to exit immediately.")
 
 
 def watched(records: Iterator[RoundRecord], total: int, screen: TextScreen) -> Iterator[RoundRecord]:
-    """The same records, shown as they come."""
+    """Yield the same records, showing each."""
     bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     task = bar.add_task("", total=total)
     accuracy: list[float] = []
@@ -176,7 +174,7 @@ def _line(record: RoundRecord, total: int) -> str:
 
 @contextmanager
 def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Callable[[sweep.Progress], None]]:
-    """One progress bar for the runs of each label; yields what to call with every Progress."""
+    """One progress bar per label; yields a function to call with every Progress."""
     labels = list(dict.fromkeys(run.label for run in runs))
     members = {label: [i for i, run in enumerate(runs) if run.label == label] for label in labels}
     done = [0] * len(runs)

@@ -1,4 +1,4 @@
-"""`everfed sweep` and `everfed compare`: many runs, a summary table, a report and a picture."""
+"""`everfed sweep` and `everfed compare`: many runs, a summary table, a report and a figure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def compare(
     seeds: o.Seeds = "5",
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="First choose client.lr, or --grid's keys, for each method on held-out data."),
+        typer.Option("--tune", help="First tune client.lr, or the keys of --grid, for each method on held-out data."),
     ] = False,
     grid: o.Grid = [],  # noqa: B006 - typer copies it
-    tune_seeds: Annotated[str, typer.Option(help="Seeds to tune on; never those that are reported.")] = TUNE_SEEDS,
+    tune_seeds: Annotated[str, typer.Option(help="Seeds to tune on; must differ from --seeds.")] = TUNE_SEEDS,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.", rich_help_panel="Output")] = Path(
         "everfed-out/compare"
     ),
@@ -39,13 +39,12 @@ def compare(
     work: o.Work,
     screen: Screen,
 ) -> None:
-    """Compare methods under one energy profile: who learns what, and what it costs.
+    """Compare methods on the same fleet: accuracy, energy, and paired differences.
 
-    Algorithm 1 (each client picks a random round in every window and scales its update), greedy (train as soon as
-    there is energy), wait-for-all, and FedAvg with unlimited energy as the upper bound. All methods of one seed meet
-    the same data split, initial weights and minibatches, so differences are told pair by pair. It is a sweep over
-    methods and seeds; settings of one method alone come from its table in the experiment file, as everfed tune writes
-    them, or are chosen first with --tune.
+    By default Algorithm 1 (each client picks a random round in every window and scales its update), greedy (train as
+    soon as there is energy), wait-for-all, and FedAvg with unlimited energy as the upper bound. With the same seed, all
+    methods use the same data split, initial weights and minibatches, so differences are paired. Settings per method
+    come from their tables in the experiment file (everfed tune writes them), or are chosen first with --tune.
 
     Example: everfed compare digits-dirichlet --seeds 10
     """
@@ -53,12 +52,14 @@ def compare(
     axes = o.grid_axes(grid)
     o.check_chosen(chosen, ["method", *axes])
     if axes and not tune:
-        raise InputError("--grid says what to tune, and --tune is not given; add it, or use everfed sweep for a grid.")
+        raise InputError("--grid is for --tune, which is not given; add --tune, or use everfed sweep for a grid.")
     if tune:
         same = sorted(set(o.seed_list(tune_seeds, "--tune-seeds")) & set(o.seed_list(seeds)))
         if same:
-            raise InputError(f"seed {some(same)} is both tuned on and reported; give --tune-seeds others than --seeds.")
-        beside = out.with_name(f"{out.name}-tune")  # not inside: a report on the folder is on what is compared
+            raise InputError(
+                f"seed {some(same)} is in both --tune-seeds and --seeds; tune and report on different seeds."
+            )
+        beside = out.with_name(f"{out.name}-tune")  # not inside: reports on the folder must not include it
         found = tuned(screen, work, raw, axes, names, o.seed_list(tune_seeds), beside)
         found.save(beside)
         if not screen.as_json:
@@ -84,7 +85,7 @@ def sweep_command(
 ) -> None:
     """Run a grid of settings over seeds, and summarise it.
 
-    Started again, it skips what is done and resumes what was cut off; a larger grid in the same folder adds to it.
+    If restarted, it skips finished runs and resumes interrupted ones; a larger grid adds runs to the folder.
 
     Example: everfed sweep digits --seeds 0:5 --grid client.lr=0.05,0.2 --grid policy=algorithm1,greedy
     """
@@ -94,9 +95,9 @@ def sweep_command(
 
 
 def _tell_untuned(screen: Screen, raw: dict[str, Any], runs: list[sweep.Planned]) -> None:
-    """A method with settings of its own is compared with one that has none: say so.
+    """Note if one method has its own settings and another does not.
 
-    A grid over parts of a method makes other methods of it, which do not have its table either.
+    A grid over parts of a method defines new methods, which do not use its table either.
     """
     swept = {key for run in runs for key in run.settings}
     in_parts = any(key.split(".")[0] in ("policy", "server") for key in swept)
@@ -108,7 +109,7 @@ def _tell_untuned(screen: Screen, raw: dict[str, Any], runs: list[sweep.Planned]
     if own and without:
         way_out = "add --tune to choose them alike" if swept == {"method"} else "set them for all with --set or --grid"
         screen.note(
-            f"{', '.join(without)} has no settings of its own in this experiment, as {', '.join(own)} "
+            f"{', '.join(without)} has no settings of its own in this experiment, but {', '.join(own)} "
             f"ha{'s' if len(own) == 1 else 've'}; {way_out}."
         )
 
@@ -126,10 +127,10 @@ def _sweep(
     runs = sweep.plan_runs(raw, axes, o.seed_list(seeds), out / "runs")
     _tell_untuned(screen, raw, runs)
     if same := sorted(set(config.tuned_on(raw)) & set(o.seed_list(seeds))):
-        screen.note(f"the experiment's settings were chosen on seed {some(same)} as well; report on other seeds.")
+        screen.note(f"the experiment's settings were also tuned on seed {some(same)}; report on other seeds.")
     before = sum((run.folder / "result.json").exists() for run in runs)
     if before:
-        screen.note(f"{before} of {len(runs)} runs in {out} were done already; delete the folder to run them again.")
+        screen.note(f"{before} of {len(runs)} runs in {out} are already done; delete the folder to run them again.")
     with Stop(screen) as stop:
         stored = carried_out(screen, work, runs, stop, **options)
     if stop():
@@ -139,7 +140,7 @@ def _sweep(
 
 
 def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun], out: Path, began: float) -> None:
-    """The summary, the page and the picture of a finished sweep."""
+    """Print the summary of a finished sweep, and write its report and figure."""
     seconds = time.perf_counter() - began
     made = conclude(runs, stored, out, seconds)
     failed = [run for run in stored if run.state != "done"]
@@ -150,7 +151,7 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
         for key, values in made.own_settings.items():
             said = ", ".join(f"{value} {label}" for label, value in values.items())
             screen.out.print(f"{key}: {said}", markup=False)
-        screen.out.print(f"{seconds:.0f} s; report: {made.report}; picture: {made.figure}", markup=False)
+        screen.out.print(f"{seconds:.0f} s; report: {made.report}; figure: {made.figure}", markup=False)
     for note in made.notes:
         screen.note(note)
     if failed:

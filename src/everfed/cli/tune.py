@@ -31,13 +31,13 @@ def tune_command(
     validation: Annotated[
         float | None,
         typer.Option(
-            help="Part of the training samples that is held out.", show_default=f"the experiment's, or {VALIDATION:g}"
+            help="Fraction of the training samples to hold out.", show_default=f"the experiment's, or {VALIDATION:g}"
         ),
     ] = None,
     extend: Annotated[
-        int, typer.Option(help="Steps by which a numeric grid is extended where the best value lies at its edge.")
+        int, typer.Option(help="Steps by which a numeric grid is extended if the best value is at its edge.")
     ] = MOST_STEPS,
-    budget: Annotated[int, typer.Option(help="Runs of one method at most, extensions included; 0: no limit.")] = 0,
+    budget: Annotated[int, typer.Option(help="Maximum runs per method, extensions included; 0: no limit.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the result.", rich_help_panel="Output")] = Path(
         "everfed-out/tune"
     ),
@@ -48,9 +48,9 @@ def tune_command(
     """Choose the learning rate, or any keys, for each method on held-out samples, never on test data.
 
     Every method has the same candidates, seeds and rounds. A candidate's score is the validation accuracy, averaged
-    over the evaluations in the last tenth of the rounds and over the seeds; of equal ones the smaller value is taken.
-    Without --grid, client.lr is tried at 1/4 to 4 times the experiment's own. Started again, it skips what is done.
-    The result, tuned.toml, is an experiment file with a table for each method.
+    over the evaluations in the last tenth of the rounds and over the seeds; ties go to the smaller value. Without
+    --grid, it tries client.lr at 1/4 to 4 times the experiment's value. If restarted, it skips finished runs. The
+    result, tuned.toml, is an experiment file with a table per method.
 
     Example: everfed tune digits --grid client.lr=0.1,0.2,0.4, then: everfed compare everfed-out/tune/tuned.toml
     """
@@ -78,7 +78,7 @@ def tuned(
     out: Path,
     **limits: Any,
 ) -> Tuned:
-    """Tune with progress on the screen; Ctrl-C saves and says how to go on."""
+    """Tune with progress on the screen; Ctrl-C saves and prints how to resume."""
     done = 0
 
     def run(runs: Sequence[sweep.Planned]) -> None:
@@ -99,7 +99,7 @@ def tuned(
 def carried_out(
     screen: Screen, work: o.Work, runs: Sequence[sweep.Planned], stop: Stop, **options: Any
 ) -> list[StoredRun]:
-    """Do runs where they are to be done, with their progress on the screen."""
+    """Execute runs, with progress on the screen."""
     with executor(work, runs[0].experiment) as spread, many_runs(runs, screen) as progress:
         return sweep.run_all(
             runs, jobs=work.jobs or None, checkpoint_s=work.checkpoint_every, on_progress=progress, stop=stop,
@@ -108,7 +108,7 @@ def carried_out(
 
 
 def trial_table(found: Tuned) -> Table:
-    """One row a method and, for one key, one column a value; the chosen one is marked."""
+    """One row per method and, for one key, one column per value; the chosen one is marked."""
     title = f"validation accuracy %, mean over {counted(len(found.seeds), 'seed')}"
     out = Table(title=title, title_justify="left", caption_justify="left")
     out.caption = f"*: chosen; {found.runs_per_method} runs of each method; diverged: under at least one seed"

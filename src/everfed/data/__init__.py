@@ -1,1 +1,1 @@
-"""Federated data: what each client holds, and what everybody is tested on."""
+"""Federated data: clients' samples and a common test set."""

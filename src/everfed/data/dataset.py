@@ -1,4 +1,4 @@
-"""A data set that nobody owns yet, and how it is handed out."""
+"""Data sets before they are split over clients."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from everfed.registry import lookup
 
 
 class CentralDataset(ABC):
-    """Samples that nobody owns yet: in memory (`Dataset`), or made on demand."""
+    """A data set before it is split: in memory (`Dataset`), or generated on demand."""
 
     @abstractmethod
     def split(
         self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0
     ) -> FederatedData | OnDemand:
-        """Hand every training sample to exactly one client, by a split such as ByEnergy(strength=0.5)."""
+        """Assign every training sample to exactly one client, by a split such as ByEnergy(strength=0.5)."""
 
     def hold_out(self, part: float, seed: int = 0) -> CentralDataset:
-        """The same with a part of the training samples in the test set's place: to choose settings by.
+        """The same with a fraction of the training samples in place of the test set, for tuning.
 
-        The test set itself is no longer there, so nothing that is chosen can depend on it.
+        The test set is removed, so tuning cannot depend on it.
         """
         raise InputError(f"{type(self).__name__} data cannot hold samples out for validation; leave validation at 0.")
 
     def partition(
         self, clients: int, how: str = "iid", *, fleet: Fleet | None = None, seed: int = 0, **options: Any
     ) -> Any:
-        """Hand every training sample to exactly one client, by a split of `SPLITS`.
+        """Assign every training sample to exactly one client, by a split in `SPLITS`.
 
         how: "iid"; "dirichlet" (alpha=0.3, per="client" or "energy-group"); or "by-energy"
-        (strength=1.0). The last two need the fleet where they follow its energy.
+        (strength=1.0). Splits that depend on energy need the fleet.
         """
         kind = lookup(SPLITS, how, "split")
         valid = [f.name for f in fields(kind)]
@@ -71,17 +71,17 @@ class Dataset(CentralDataset):
             object.__setattr__(self, y, labels(getattr(self, y), whose))
 
     def hold_out(self, part: float, seed: int = 0) -> Dataset:
-        """Held out of the pool, before anybody owns a sample, with every class in proportion.
+        """Held out before the split, stratified by class.
 
-        So what is held out looks like the test set, whatever the split; and who holds how much of what
-        stays as it is. A part of every client's own samples would be a handful in a fleet of small clients.
+        So the held-out samples are distributed like the test set, whatever the split, and the clients' shares do not
+        change. A fraction of each client's samples would be very few in a fleet of small clients.
         """
         check_seed(seed)
         check_labels(self.y, self.classes, "training")
         count = round(part * len(self.y))
         if not 0 < count < len(self.y):
-            raise InputError(f"a part of {part} of {len(self.y)} training samples leaves none on one side.")
-        # Places within the class, spread evenly over 0 to 1: the lowest have all classes in proportion.
+            raise InputError(f"a part of {part} of {len(self.y)} training samples leaves no samples on one side.")
+        # Ranks within the class, spread evenly over 0 to 1: the lowest have all classes in proportion.
         place = np.empty(len(self.y))
         shuffled = permutation(len(self.y), seed, Purpose.VALIDATION)
         for c in range(self.classes):

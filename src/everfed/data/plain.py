@@ -31,7 +31,7 @@ def as_pair(pair: tuple[Any, Any], whose: str) -> Pair:
 def check_lengths(x: npt.NDArray[Any], y: npt.NDArray[Any], whose: str) -> None:
     count, labelled = (len(a) if a.ndim else 0 for a in (x, y))
     if count != labelled or x.ndim == 0:
-        raise InputError(f"{whose} has {count} samples but {labelled} labels; give one label a sample.")
+        raise InputError(f"{whose} has {count} samples but {labelled} labels; give one label per sample.")
 
 
 def samples(values: Any, whose: str, copy: bool = False) -> npt.NDArray[Any]:
@@ -88,7 +88,7 @@ def _numbers(values: Any, what: str) -> npt.NDArray[Any]:
 def _array(values: Any, what: str) -> npt.NDArray[Any]:
     """An ndarray of the same numbers, in any layout."""
     if isinstance(values, np.ma.MaskedArray):
-        raise InputError(f"{what} are a masked array; fill in or leave out what is masked, and give a plain one.")
+        raise InputError(f"{what} are a masked array; fill or drop the masked values and give a plain array.")
     if isinstance(values, Tensor):
         return _from_tensor(values, what)
     if isinstance(values, list | tuple):
@@ -97,7 +97,7 @@ def _array(values: Any, what: str) -> npt.NDArray[Any]:
         return np.asarray(values)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{what} cannot be made one array ({str(error).splitlines()[0]}); all must be alike."
+            f"{what} cannot be converted to one array ({str(error).splitlines()[0]}); all must be alike."
         ) from None
 
 

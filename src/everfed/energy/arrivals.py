@@ -1,8 +1,7 @@
 """When energy arrives, in units of one training round's cost.
 
-An arrival process is a pure function of (seed, client, round). It is asked one round at a time,
-for all clients at once, and never looks at the horizon, so its first rounds stay the same when a
-run grows longer.
+An arrival process is a pure function of (seed, client, round). It is evaluated one round at a time for all clients and
+does not depend on the horizon, so a longer run begins with the same rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Arrivals(Protocol):
 
     @property
     def regular(self) -> bool:
-        """Whether a unit is there whenever a window opens: exact laws rest on it."""
+        """Whether a unit is available whenever a window opens, as exact laws require."""
         ...
 
     @property
@@ -42,13 +41,13 @@ class Arrivals(Protocol):
         ...
 
     def part(self, clients: Ints) -> Arrivals:
-        """The same energy, of these clients alone: what a device that simulates its own is given."""
+        """The arrivals of these clients only, for devices that simulate their own energy."""
         ...
 
     def chance(self, round: int) -> Floats | None:
-        """[N] the chance that a unit is complete in this round, and was not before; None without a formula.
+        """[N] the probability that a unit becomes complete in this round; None without a formula.
 
-        A client that spends every unit at once trains with this chance.
+        A greedy client trains with this probability.
         """
         ...
 
@@ -91,7 +90,7 @@ class Cyclic:
 
 @dataclass(frozen=True)
 class Lump(Cyclic):
-    """One whole unit at rounds o, o + E, o + 2E, ...: the model the paper tacitly uses.
+    """One whole unit at rounds o, o + E, o + 2E, ...: the model that the paper implicitly uses.
 
     A battery of one unit suffices: the unit of a window is spent before the next one arrives.
     """
@@ -106,10 +105,10 @@ class Lump(Cyclic):
 
 @dataclass(frozen=True)
 class Trickle(Cyclic):
-    """A unit in hand at round o, then 1/E of a unit at the end of every round.
+    """One unit at round o, then 1/E of a unit at the end of every round.
 
-    A client that waits for its random slot can hold up to 2 - 1/E units, so a battery of one
-    unit overflows and some slots come too early to be paid for.
+    A client that waits for its random slot can hold up to 2 - 1/E units, so a battery of one unit overflows and some
+    slots are skipped.
     """
 
     @property

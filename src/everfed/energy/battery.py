@@ -1,4 +1,4 @@
-"""Batteries that fill, overflow and empty, and the books that must balance.
+"""Batteries, and energy accounts that must balance.
 
 All amounts are in units of one training round's cost.
 """
@@ -29,14 +29,13 @@ class Books:
     """Energy of a whole fleet up to and including a round, in units.
 
     initial + harvested + shortfall = spent + standby + lost + leaked + wasted + stored, at every
-    round. `shortfall` is energy that was spent without being there; `violations` counts the
-    participations that did so. `lost` is what went into rounds that a battery did not last through,
-    `brownouts` how many there were.
+    round. `shortfall` is energy that was spent but not available; `violations` counts such participations. `lost` is
+    the energy of rounds that failed because the battery ran out, `brownouts` their number.
     """
 
     harvested: float = 0.0
     spent: float = 0.0
-    wasted: float = 0.0  # came when the battery was full
+    wasted: float = 0.0  # arrived when the battery was full
     stored: float = 0.0
     shortfall: float = 0.0
     violations: int = 0
@@ -56,13 +55,12 @@ class Books:
 
 @dataclass(frozen=True)
 class Storage:
-    """How real batteries differ from the paper's, which only fill and empty. One number, or one a client.
+    """Properties of real batteries, which the paper's model lacks. Each is one number, or one per client.
 
-    charging: the part of what is harvested that arrives in the battery. leak: the part of its level
-    that is gone by the next round. standby: units a device draws in every round, asleep or not.
-    start: units held before the first round. cost_spread: standard deviation of a round's cost,
-    relative; a round that turns out dearer than the battery is lost. browns_out: rounds that are
-    begun without the energy are lost as well, instead of being counted as violations.
+    charging: the fraction of the harvest that reaches the battery. leak: the fraction of the level lost per round.
+    standby: units a device draws in every round. start: units held before the first round. cost_spread: relative
+    standard deviation of a round's cost; a round that costs more than the battery holds is lost. browns_out: rounds
+    without enough energy are lost too, instead of being counted as violations.
     """
 
     charging: float | Floats = 1.0
@@ -98,7 +96,7 @@ class Storage:
 
     @property
     def lossless(self) -> bool:
-        """Whether batteries only fill and empty, whatever they hold at the start and whatever an empty one does."""
+        """Whether batteries only charge and discharge, for any initial charge and any behaviour when empty."""
         losses = ("charging", "leak", "standby", "cost_spread")
         return all(bool(np.all(np.asarray(getattr(self, name)) == getattr(IDEAL, name))) for name in losses)
 
@@ -113,9 +111,9 @@ IDEAL = Storage()
 
 
 class Battery:
-    """The level of every client's battery; charge, ask, spend, once a round each.
+    """The level of every client's battery. Call charge, affords and spend once per round each.
 
-    copies: leading axis for audits, which run many seeds of one fleet side by side.
+    copies: leading axis for audits, which run many seeds of one fleet at once.
     """
 
     def __init__(
@@ -180,15 +178,15 @@ class Battery:
         return kept
 
     def affords(self, cost: float = 1.0) -> Bools:
-        """Which clients can pay for a round now."""
+        """Which clients have the energy for a round."""
         result: Bools = self.level >= cost * (1.0 - TOLERANCE)
         return result
 
     def spend(self, join: Bools, cost: float | Floats = 1.0) -> Bools | None:
-        """Pay for these clients' round; what an empty battery cannot give is a shortfall.
+        """Spend the energy of these clients' round; missing energy is a shortfall.
 
-        cost: one number, or one a client. Returns the clients whose battery did not last through the
-        round, if such rounds are lost, and None if all were finished.
+        cost: one number, or one per client. Returns the clients whose battery ran out, if such rounds are lost, and
+        None if all finished.
         """
         level, payers = self.level.reshape(-1), np.flatnonzero(join)
         each = isinstance(cost, np.ndarray)

@@ -1,4 +1,4 @@
-"""Energy that changes for good in the middle of a run: a tree shades a panel, a rate doubles."""
+"""Arrivals that change permanently during a run, for example when a panel becomes shaded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from everfed.errors import InputError
 
 @dataclass(frozen=True)
 class Changing:
-    """What `before` gives up to round `at`, and what `after` gives from then on.
+    """The arrivals of `before` up to round `at`, and those of `after` from then on.
 
-    Nobody tells the clients: their cycles and offsets stay those of `before`, so a policy that
-    trusts its cycle goes on with the old one. Time runs on: `after` is asked for the rounds of the
-    run, not for rounds since the change.
+    The clients do not know of the change: their cycles and offsets stay those of `before`. `after` is evaluated at the
+    rounds of the run, not at rounds since the change.
 
     >>> from everfed.energy.arrivals import Lump
     >>> start = np.array([0])

@@ -1,8 +1,7 @@
-"""What a device draws, and what a round of training costs it. Watts, joules, seconds, megabytes (10^6 bytes).
+"""The power of devices and the cost of a round, in watts, joules, seconds and megabytes (10^6 bytes).
 
-Every preset says where its figures are from: `source` names a publication, and a figure named in
-`guessed` is ours. docs/energy.md has the details. Presets tell an order of magnitude: measure your
-own device, and give its figures.
+Every preset names the `source` of its values; those listed in `guessed` are estimates. docs/energy.md has the details.
+Presets give an order of magnitude: measure your own device and use its values.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Device:
 
     active_w: power while it trains, W. sleep_w: power while it waits for the next round, W.
     step_s: seconds of one local step; it depends on the model, so a preset's is only a start.
-    source: who published the powers ("": nobody, they are guesses). guessed: figures that are not
+    source: the published source of the powers ("": none, they are guesses). guessed: figures that are not
     from the source.
     """
 
@@ -37,12 +36,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Radio:
-    """A link to the server: what a connection and a megabyte cost, and how long they take.
+    """A link to the server: energy and time per connection and megabyte.
 
-    up_j_per_mb, down_j_per_mb: joules for a megabyte. wake_j: joules of a connection whatever it
-    carries, from waking the radio until it sleeps again.
-    up_bit_s, down_bit_s: bits of payload a second.
-    duty_cycle: the largest part of a round in which the law lets either side transmit.
+    up_j_per_mb, down_j_per_mb: joules per megabyte. wake_j: joules per connection, from waking the radio until it
+    sleeps again.
+    up_bit_s, down_bit_s: payload bits per second.
+    duty_cycle: the largest fraction of a round in which either side may transmit by law.
     """
 
     up_j_per_mb: float
@@ -98,7 +97,7 @@ RADIOS: dict[str, Radio] = {
 
 
 def device(name: str) -> Device:
-    """A preset by name; an unknown name is told with the nearest known one."""
+    """A preset by name; the error for an unknown name suggests the nearest one."""
     return lookup(DEVICES, name, "device")
 
 
@@ -108,7 +107,7 @@ def radio(name: str) -> Radio:
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What taking part in one round costs, beyond what the device draws asleep."""
+    """The cost of taking part in one round, in addition to sleep power."""
 
     joules: float
     train_s: float
@@ -130,11 +129,11 @@ def round_cost(
     round_s: float = math.inf,
     sent: float = 1.0,
 ) -> RoundCost:
-    """local_steps steps of training, the update sent up, and the model fetched first if it `downloads`.
+    """The cost of local_steps training steps, sending the update, and fetching the model if it `downloads`.
 
-    round_s: the length of a round, s; training and sending that do not fit into it, one after the
-    other and within the radio's duty cycle, are an error.
-    sent: the size of the update on its way up, as a part of the model's.
+    round_s: the length of a round, s; an error if training and sending, one after the other and within the radio's duty
+    cycle, do not fit.
+    sent: the size of the update as a fraction of the model's.
 
     >>> round_cost(device("raspberry-pi-4b"), radio("wifi"), local_steps=5, model_mb=4.3).joules
     31.52

@@ -1,4 +1,4 @@
-"""A fleet: how many clients, what each harvests, and how large its battery is."""
+"""A fleet: its clients, their energy arrivals and their batteries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from everfed.energy.battery import IDEAL, Storage
 from everfed.errors import InputError, some
 from everfed.registry import lookup
 
-# Philox gives a client 32 bits of its counter, and rounds and windows another 32.
+# The Philox counter has 32 bits for the client and 32 for the round or window.
 MAX_CYCLE = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Group:
-    """Clients with alike energy; `label` is how tables and figures name them."""
+    """Clients with similar energy; `label` is their name in tables and figures."""
 
     label: str
     clients: Ints
@@ -40,14 +40,14 @@ class Fleet:
     capacity: Floats
     storage: Storage = IDEAL
     unit_j: Floats | None = None  # [N] joules of a client's unit; None: energy is counted in units
-    labels: tuple[str, ...] = ()  # names of the groups, where clients have groups of their own
+    labels: tuple[str, ...] = ()  # names of the groups, if the fleet has named groups
     group_of: Ints | None = None  # [N] the group of each client, a number of `labels`
-    message_bits: Ints | None = None  # [N] bits a number of what each client sends, where they chose
+    message_bits: Ints | None = None  # [N] bits per number of each client's update, if chosen by the compression
 
     def __post_init__(self) -> None:
         twice = [label for label in dict.fromkeys(self.labels) if self.labels.count(label) > 1]
         if twice:
-            raise InputError(f"several groups are called '{twice[0]}'; tables tell groups apart by their names.")
+            raise InputError(f"several groups are called '{twice[0]}'; give each group its own name.")
         for name in ("charging", "leak", "standby", "start"):
             size = np.size(getattr(self.storage, name))
             if np.ndim(getattr(self.storage, name)) and size != len(self):
@@ -68,7 +68,7 @@ class Fleet:
         """A fleet from the paper's renewal cycles E_i: rounds needed to harvest one unit.
 
         offsets: the round at which each client starts (default 0: all hold a unit at round 0).
-        arrivals: "lump" (a unit at the start of every window) or "trickle" (1/E a round).
+        arrivals: "lump" (a unit at the start of every window) or "trickle" (1/E per round).
         capacity: battery size in units (default: 1 for lump, 2 for trickle, which never waste
             energy under Algorithm 1).
         storage: leakage, charging losses, standby and brown-outs (default: none).
@@ -78,14 +78,14 @@ class Fleet:
             raise InputError("a fleet needs at least one client; cycles is empty.")
         o = np.zeros(len(e), np.int64) if offsets is None else _whole_numbers(offsets, "offset", least=0)
         if len(o) != len(e):
-            raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset a client.")
+            raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset per client.")
         process = lookup(ARRIVALS, arrivals, "arrival process")(e, o)
         try:
             size = np.ceil(process.window_capacity) if capacity is None else np.asarray(capacity, np.float64)
         except (TypeError, ValueError):
-            raise InputError(f"capacity is {capacity!r}; it must be a number of units, or one a client.") from None
+            raise InputError(f"capacity is {capacity!r}; it must be a number of units, or one per client.") from None
         if size.ndim > 1 or (size.ndim and len(size) != len(e)):
-            raise InputError(f"{size.size} capacities were given for {len(e)} clients; give one, or one a client.")
+            raise InputError(f"{size.size} capacities were given for {len(e)} clients; give one, or one per client.")
         size = np.broadcast_to(size, len(e)).copy()
         short = np.flatnonzero(~(size >= 1.0))
         if len(short):
@@ -99,7 +99,7 @@ class Fleet:
         return len(self.capacity)
 
     def part(self, clients: Ints) -> Fleet:
-        """These clients as a fleet of their own, with the same energy as here."""
+        """A fleet of only these clients, with the same energy."""
         storage = self.storage if self.storage is IDEAL else self.storage.part(clients)
         unit_j = None if self.unit_j is None else self.unit_j[clients]
         group_of = None if self.group_of is None else self.group_of[clients]
@@ -108,7 +108,7 @@ class Fleet:
 
     @property
     def energy_unit(self) -> str:
-        """What books are counted in."""
+        """The unit of the energy accounts."""
         return "units" if self.unit_j is None else "J"
 
     def cycles(self) -> Ints:
@@ -122,8 +122,8 @@ class Fleet:
     def groups(self, at_most: int = 10) -> list[Group]:
         """Clients of equal cycle, best powered first; more cycles than `at_most` are merged.
 
-        Merging joins neighbouring cycles so that the groups hold about as many clients each. Where
-        the fleet has named groups, those are taken, however many they are.
+        Merging joins neighbouring cycles into groups of about equal size. If the fleet has named groups, all of them
+        are returned.
         """
         if self.group_of is not None:
             return self._named_groups()
@@ -157,7 +157,7 @@ class Fleet:
         return [group for _, group in sorted(found, key=lambda pair: pair[0])]
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse a run that is longer than what is known of its energy."""
+        """Raise an error if the run is longer than its known energy supply."""
         known: int | None = getattr(self.arrivals, "known_rounds", None)
         if known is not None and rounds > known:
             raise InputError(
@@ -166,13 +166,13 @@ class Fleet:
             )
 
     def undivided(self, rounds: int) -> Ints:
-        """Clients whose windows do not fit the horizon: their last window is cut short."""
+        """Clients whose last window the horizon cuts short."""
         left = np.maximum(rounds - self.offsets(), 0)
         return np.flatnonzero(left % self.cycles() != 0)
 
 
 def alike(keys: Ints) -> list[Ints]:
-    """The columns of `keys` in sets of equal ones, each ascending.
+    """The columns of `keys`, grouped by equality; each group ascends.
 
     >>> [members.tolist() for members in alike(np.array([[1, 2, 1], [0, 0, 0]]))]
     [[0, 2], [1]]
@@ -191,7 +191,7 @@ def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{name}s must be whole numbers; got {values!r}.") from None
     if array.ndim != 1:
-        raise InputError(f"{name}s must be a flat list, one a client; got an array of {array.ndim} dimensions.")
+        raise InputError(f"{name}s must be a flat list, one per client; got an array of {array.ndim} dimensions.")
     bad = np.flatnonzero(~((array >= least) & (array <= MAX_CYCLE) & (np.floor(array) == array)))
     if len(bad):
         raise InputError(

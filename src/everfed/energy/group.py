@@ -1,4 +1,4 @@
-"""Devices alike, and what feeds them: the sun at a site, or a recorded trace, on the clock of the fleet."""
+"""Groups of identical devices and their supply: the sun at a site, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everfed.registry import lookup
 DAY_S = 86_400.0
 DEFAULT_PANEL_WP = 10.0
 DEFAULT_SITE = "greensboro"
-# How a trace goes on after its end; docs/energy.md says when each is right.
+# How a trace continues after its end; see docs/energy.md.
 EXTENDS = ("repeat", "whole-days", "wrap", "refuse")
 _SUN_ONLY = {"site": "", "panel_wp": None, "tilt_deg": 30.0, "azimuth_deg": 180.0, "losses": 0.14}
 _TRACE_ONLY = {
@@ -30,7 +30,7 @@ _TRACE_ONLY = {
 
 
 class Clock(NamedTuple):
-    """When round 0 begins: at midnight of a day, by a clock that is utc_h hours ahead of UTC."""
+    """The start of round 0: midnight of a day, on a clock utc_h hours ahead of UTC."""
 
     round_s: float
     start_day: str = "01-01"
@@ -48,22 +48,22 @@ class Supply(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """Devices alike: a computer, a radio, a battery, and a panel at a site or a recorded trace.
+    """Identical devices: a computer, a radio, a battery, and a panel at a site or a recorded trace.
 
-    count: how many. name: how tables call them (default: the device and its site).
+    count: their number. name: their name in tables (default: the device and its site).
 
     From the sun: site, a typical year that pvlib knows (greensboro unless given); panel_wp, the size of
     the panel, Wp (10 unless given); tilt_deg, azimuth_deg and losses of the panel.
-    From a file: trace, its path; what it recorded is what the device is given, times trace_scale.
-    column, time_column, unit, time_unit: as in read_trace, where the file's headers do not tell.
-    trace_utc_h: hours that its clock is ahead of UTC, for dates without an offset. extend: how it goes
-    on after its end. trace_sha256: its content, filled in when a run is described.
+    From a file: trace, its path; trace_scale multiplies its values.
+    column, time_column, unit, time_unit: as in read_trace, if the file's headers are not enough.
+    trace_utc_h: hours that its clock is ahead of UTC, for dates without an offset. extend: how it continues after its
+    end. trace_sha256: its hash, set when a run is stored.
 
-    battery_wh: capacity, Wh, of which the part `cutoff` cannot be used. start: how full it is at first.
-    charging, discharging: efficiencies. leak_per_day: the part of its charge lost in a day.
+    battery_wh: capacity, Wh, of which the fraction `cutoff` cannot be used. start: initial charge, as a fraction.
+    charging, discharging: efficiencies. leak_per_day: the fraction of its charge lost per day.
     spread: relative standard deviation of the supply from device to device (dirt, shade, age).
     step_s: seconds of one local step of your model (0: the preset's guess).
-    switched_off: a timer cuts the device's power between its rounds, so that it draws nothing then.
+    switched_off: whether a timer turns the device off between its rounds, so that it draws no power.
     """
 
     count: int = 10
@@ -111,18 +111,18 @@ class DeviceGroup:
         for name, default in (_SUN_ONLY if self.trace else _TRACE_ONLY).items():
             value: Any = getattr(self, name)
             if value != default and self.trace:
-                hint = " To scale what it recorded, give trace_scale." if name == "panel_wp" else ""
+                hint = " To scale the trace, set trace_scale." if name == "panel_wp" else ""
                 raise InputError(
-                    f"{name} is {value}, and the supply is the trace {Path(self.trace).name}; {name} is for a panel in "
-                    f"the sun.{hint} Drop one of them."
+                    f"{name} is {value}, and the supply is the trace {Path(self.trace).name}; {name} applies to solar "
+                    f"panels.{hint} Remove one of them."
                 )
             if value != default:
-                raise InputError(f"{name} is {value!r}, and there is no trace; {name} is for a trace. Drop it.")
+                raise InputError(f"{name} is {value!r}, and there is no trace; {name} applies to traces. Remove it.")
         if self.extend not in EXTENDS:
             raise InputError(unknown("extend", self.extend, EXTENDS))
         if self.trace:
             if self.trace_scale == 0.0:
-                raise InputError("trace_scale is 0.0; a device that is given nothing could never train.")
+                raise InputError("trace_scale is 0.0; a device without energy could never train.")
             object.__setattr__(self, "trace", str(Path(self.trace).absolute()))
             return
         object.__setattr__(self, "site", self.site or DEFAULT_SITE)
@@ -154,7 +154,7 @@ class DeviceGroup:
 
     @property
     def guesses(self) -> tuple[str, ...]:
-        """Figures that nobody published and the user did not give."""
+        """Values without a published source that the user did not set."""
         found = [f"{self.device} {name}" for name in self.computer.guessed]
         return (*found, *(f"{self.radio} {name}" for name in devices.radio(self.radio).guessed))
 
@@ -170,7 +170,7 @@ class DeviceGroup:
             return self._recorded(clock)
         year = site_power(self.site, tilt_deg=self.tilt_deg, azimuth_deg=self.azimuth_deg, losses=self.losses)
         joules = per_round_repeated(year, clock.round_s, _begins_s(year, clock, self.label))
-        return Supply(joules, True, f"a typical year at {self.site} (UTC{year.utc_h:+g} h), again every 365 days")
+        return Supply(joules, True, f"a typical year at {self.site} (UTC{year.utc_h:+g} h), repeated every 365 days")
 
     def _recorded(self, clock: Clock) -> Supply:
         series = read_trace(
@@ -191,10 +191,10 @@ class DeviceGroup:
         whole = int((series.duration_s - begins_s) / clock.round_s * (1.0 + 1e-12))
         if whole == 0:
             raise InputError(
-                f"{self.label}: a round of {clock.round_s:g} s is longer than what the trace holds of the run, "
-                f"{_length(series.duration_s - begins_s)}; give a longer trace or another extend than refuse."
+                f"{self.label}: a round of {clock.round_s:g} s is longer than the part of the trace within the run, "
+                f"{_length(series.duration_s - begins_s)}; give a longer trace, or an extend other than refuse."
             )
-        return Supply(joules[:whole], False, f"{told}, not known after its end")
+        return Supply(joules[:whole], False, f"{told}, unknown after its end")
 
 
 def _begins_s(series: Series, clock: Clock, label: str) -> float:
@@ -216,7 +216,8 @@ def _begins_s(series: Series, clock: Clock, label: str) -> float:
     after = math.ceil(start / DAY_S) * DAY_S - start
     if after >= series.duration_s:
         raise InputError(
-            f"{label}: the trace of {_length(series.duration_s)} holds no midnight, at which round 0 begins; give one "
+            f"{label}: the trace of {_length(series.duration_s)} contains no midnight, at which round 0 begins; give "
+            "one "
             "of whole days, or seconds from 0 in place of dates, which begin with round 0."
         )
     return after
@@ -227,9 +228,7 @@ def _check_days(series: Series, label: str) -> None:
     days = series.duration_s / DAY_S
     if days > 0.5 and math.isclose(days, round(days), rel_tol=1e-9):
         return
-    said = (
-        f"{label}: the trace lasts {_length(series.duration_s)}; repeated as it is, its noon would move through the day"
-    )
+    said = f"{label}: the trace lasts {_length(series.duration_s)}; repeated as it is, noon would drift through the day"
     if series.start_s is not None:
         raise InputError(
             f'{said}. Say extend = "whole-days" to leave the rest of a day out, "wrap" if there is no daily rhythm in '
@@ -264,5 +263,5 @@ def _dated(series: Series) -> str:
         return ", without dates: it starts with round 0"
     when = datetime.fromtimestamp(series.start_s, UTC).strftime("%Y-%m-%d %H:%M")
     if series.utc_h is None:
-        return f" from {when} of an unknown zone: it starts with round 0"
+        return f" from {when} of an unknown time zone: it starts with round 0"
     return f" from {when} UTC" + (f"{series.utc_h:+g} h" if series.utc_h else "")

@@ -1,7 +1,7 @@
-"""From physics to the paper: panels, batteries and devices in SI units, as a fleet that policies understand.
+"""Fleets of devices: panels, batteries and computers in SI units, converted to units and cycles.
 
-A unit of a client is what one round of training takes out of its battery. Everything the policies
-see is in units; `Fleet.unit_j` says how many joules a client's unit is, and books are in joules.
+A client's unit is the energy that one round of training takes from its battery. Policies see units; `Fleet.unit_j`
+converts them to joules, the unit of the energy accounts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a group's cycles follow from, per round and at the battery's terminals, J."""
+    """The values that determine a group's cycles, per round and at the battery's terminals, J."""
 
     label: str
     count: int
@@ -58,7 +58,7 @@ class Assumptions:
     train_s: float  # seconds of a round that a participant computes
     air_s: float  # seconds of it that its radio sends or listens
     source: str  # where the energy comes from, and how it goes on
-    guesses: tuple[str, ...]  # figures of the presets that nobody published
+    guesses: tuple[str, ...]  # values of the presets without a published source
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,13 +66,12 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class DeviceFleet:
-    """Groups of real devices. A round lasts round_s seconds, and all devices have the same rounds.
+    """Groups of devices. A round lasts round_s seconds; all devices have the same rounds.
 
-    The first round begins at midnight of start_day by a clock that is utc_h hours ahead of UTC: UTC
-    itself unless given, so that no group's place decides when the others begin.
-    model_mb: what is sent and fetched, 10^6 bytes: 4 for every million parameters in float32.
-    downloads: whether who takes part must fetch the model first.
-    cost_spread: relative standard deviation of what a round costs; rounds too dear are lost.
+    The first round begins at midnight of start_day on a clock utc_h hours ahead of UTC (default 0).
+    model_mb: size of the model in 10^6 bytes: 4 per million parameters in float32.
+    downloads: whether participants download the model first.
+    cost_spread: relative standard deviation of a round's cost; rounds that cost more than the battery holds are lost.
     """
 
     energy_unit: ClassVar[str] = "J"
@@ -111,7 +110,7 @@ class DeviceFleet:
         return replace(self, groups=tuple(moved))
 
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
-        """The fleet, or an error that names the device whose energy cannot do.
+        """The fleet, or an error that names the device with too little energy.
 
         encoding: how updates are sent (default: as they are). Where it leaves devices a choice, each
         takes the bits with the least cycle * (1 + noise), and among equals the most.
@@ -152,7 +151,7 @@ class DeviceFleet:
         return Fleet(profile, capacity, storage, unit_j, self.labels, which, bits_of)
 
     def assumptions(self, local_steps: int = 5, encoding: Encoding | None = None) -> list[Assumptions]:
-        """One row a group, in the order given."""
+        """One row per group, in the order given."""
         fleet, found = self.build(local_steps, encoding), []
         assert fleet.unit_j is not None
         profile, storage = fleet.arrivals, fleet.storage
@@ -200,7 +199,7 @@ class DeviceFleet:
         except InputError as error:
             return error
         if cost_j == 0.0 or g.discharging == 0.0:
-            raise InputError(f"{g.label}: a round costs nothing, or the battery gives nothing; check its figures.")
+            raise InputError(f"{g.label}: the cost of a round or the usable battery is zero; check its values.")
         unit_j = cost_j / g.discharging
         usable_j = g.battery_wh * 3600.0 * (1.0 - g.cutoff)
         if usable_j < unit_j:
@@ -231,6 +230,6 @@ class DeviceFleet:
         given_w = means[which[bad[0]]] * gain[bad[0]] * g.charging * g.discharging / self.round_s
         drawn_w = g.computer.sleep_w
         raise InputError(
-            f"{g.label}: device {bad[0]} is given {given_w:.3g} W on average and draws {drawn_w:.3g} W asleep, so that "
-            "it could never train; give it a larger supply or a device that sleeps deeper."
+            f"{g.label}: device {bad[0]} harvests {given_w:.3g} W on average and draws {drawn_w:.3g} W asleep, so it "
+            "could never train; give it a larger supply or a device with less sleep power."
         )

@@ -30,7 +30,7 @@ class Profile:
     gain: [N] rounds' cost per joule of the table: a panel's size in Wp over the cost of a round in J.
     offsets: [N] the first round in which a client has energy. Time runs on until then: a client
         that starts in round 100 finds the sun of round 100.
-    repeats: at the end of its row, start again, or give nothing from then on; one for all, or one a site.
+    repeats: at the end of its row, start again, or give nothing from then on; one for all, or one per site.
     """
 
     regular: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class Profile:
     gain: Floats
     offsets: Ints
     repeats: bool | Sequence[bool] = True
-    known_cycles: Ints | None = None  # [N] where somebody knows better than the mean, losses included
+    known_cycles: Ints | None = None  # [N] overrides the cycles computed from the mean, losses included
 
     def __post_init__(self) -> None:
         table, gain = tuple(np.asarray(row, np.float64) for row in self.table), np.asarray(self.gain, np.float64)
@@ -49,7 +49,7 @@ class Profile:
         if not table or any(row.ndim != 1 or row.size == 0 for row in table):
             shapes = ", ".join(str(row.shape) for row in table) or "none"
             raise InputError(
-                f"a profile's table is a row of rounds a site, at least one of each; got rows of {shapes}."
+                f"a profile's table has one row of rounds per site, at least one of each; got rows of {shapes}."
             )
         if np.ndim(self.repeats) and len(np.asarray(self.repeats)) != len(table):
             raise InputError(
@@ -57,7 +57,7 @@ class Profile:
             )
         if not len(site) == len(gain) == len(offsets):
             raise InputError(
-                f"a profile has {len(site)} sites, {len(gain)} gains and {len(offsets)} offsets; give one a client."
+                f"a profile has {len(site)} sites, {len(gain)} gains and {len(offsets)} offsets; give one per client."
             )
         bad = np.array([not np.all((row >= 0.0) & np.isfinite(row)) for row in table])
         _refuse(bad, "the energy of site", "is not all finite and >= 0")
@@ -68,12 +68,12 @@ class Profile:
 
     @cached_property
     def site_means(self) -> Floats:
-        """[sites] joules a round, each over its own row."""
+        """[sites] joules per round, each over its own row."""
         return np.array([row.mean() for row in self.table])
 
     @cached_property
     def mean(self) -> Floats:
-        """[N] units a round, over the row of the client's site."""
+        """[N] units per round, over the row of the client's site."""
         mean: Floats = self.site_means[self.site] * self.gain
         return mean
 
@@ -119,7 +119,7 @@ class Profile:
 
     def harvest(self, round: int, seed: Seeds) -> Floats:
         rows, starts, lengths, repeats = self._rows
-        # One number a site, which stays in the cache while the clients pick theirs.
+        # One number per site, which stays in the cache while the clients pick theirs.
         of_sites = np.where(repeats | (round < lengths), rows[starts + round % lengths], 0.0)
         amounts: Floats = of_sites[self.site]
         amounts *= self.gain

@@ -1,8 +1,7 @@
-"""Energy that comes by chance: whole units, at random rounds, each a pure function of (seed, client, round).
+"""Random arrivals: whole units at random rounds, each a pure function of (seed, client, round).
 
-A client that needs E rounds for a unit on average gets one with chance 1/E in every round; the
-processes differ in how its units cluster. They are asked round by round, and remember the last
-round they were asked for, so that the next one is cheap; any round can still be asked for.
+A client that needs E rounds per unit on average gets one with probability 1/E in every round; the processes differ in
+how units cluster. They cache the last round, so that the next one is cheap; any round can still be evaluated.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class RandomArrivals:
 
 @dataclass(frozen=True)
 class BernoulliArrivals(RandomArrivals):
-    """A unit with chance 1/E in every round, independently of the past: radio, motion."""
+    """A unit with probability 1/E in every round, independently of the past: radio, motion."""
 
     @cached_property
     def _bound(self) -> npt.NDArray[np.uint64]:
@@ -83,7 +82,7 @@ class BernoulliArrivals(RandomArrivals):
 class UniformInBlock(RandomArrivals):
     """Exactly one unit in every block of E rounds from the offset on, at a uniformly random place.
 
-    A client that trains as it comes has the law of Algorithm 1, without waiting.
+    A greedy client then has the law of Algorithm 1, without waiting.
     """
 
     def _arrives(self, round: int, seed: Seeds) -> Bools:
@@ -95,13 +94,12 @@ class UniformInBlock(RandomArrivals):
 
 @dataclass(frozen=True)
 class Markov(RandomArrivals):
-    """Spells of plenty and of want: a unit in every round of a good spell, none in a bad one.
+    """Good and bad spells: a unit in every round of a good spell, none in a bad one.
 
     Good spells last `spell` rounds on average, and the share of good rounds is 1/E, so bad ones
-    last spell * (E - 1). The chain is stationary from the first round on, exactly: every round has
-    a uniform number, by which the weather is good, bad, or as it was before; whoever asks for a
-    round looks back to the last one that did not depend on the one before it. So a round far ahead
-    is computed without the rounds in between, by anybody, alike.
+    last spell * (E - 1). The chain is stationary from the first round on, exactly: each round's uniform number means
+    good, bad, or as before, and the state is that of the last round that was not as before. So any round can be
+    computed without simulating all rounds up to it.
     """
 
     spell: float = 4.0
@@ -115,7 +113,7 @@ class Markov(RandomArrivals):
             least = self.cycles[short] / (self.cycles[short] - 1)
             raise InputError(
                 f"spell is {self.spell:g}, but client {self.ids[short]} with a cycle of {self.cycles[short]} has good "
-                f"spells of {least:.3g} rounds even by chance alone; give that or more."
+                f"spells of {least:.3g} rounds at least; give that or more."
             )
 
     def _turns_good(self) -> Floats:

@@ -1,7 +1,7 @@
-"""What the sun gives: the power of one watt-peak of panel over a typical year, by pvlib.
+"""Solar power: one watt-peak of panel over a typical year, by pvlib.
 
-The weather is a typical year from a file, or a clear sky anywhere. The model is the usual chain,
-with the choices that need least to be known about a small panel:
+The weather is a typical year from a file, or a clear sky anywhere. The model is the usual chain, with choices that need
+little information about a small panel:
 
 - the sun's place in the middle of every hour, for the hour's mean irradiance;
 - direct, diffuse and global irradiance as the file gives them, an isotropic sky and a ground that
@@ -53,7 +53,7 @@ TMY2_NAMES = {"GHI": "ghi", "DNI": "dni", "DHI": "dhi", "DryBulb": "temp_air", "
 
 @dataclass(frozen=True)
 class Site:
-    """A place whose typical year ships with pvlib, in this file of its data folder."""
+    """A place whose typical year is included in pvlib, in this file of its data folder."""
 
     title: str
     file: str
@@ -96,7 +96,7 @@ def site_power(
     The weather is that of one of SITES, or of a typical year in a file (path: TMY3, TMY2, EPW or
     PVGIS CSV), or a clear sky by latitude and longitude (degrees north and east).
 
-    tilt_deg: 0 lies flat, 90 stands. azimuth_deg: where it faces, clockwise from north; 180 is
+    tilt_deg: 0 is horizontal, 90 vertical. azimuth_deg: orientation, clockwise from north; 180 is
     south, so give 0 south of the equator. losses: share lost in dirt, wires and the converter.
     """
     check_within("[0, 90]", tilt_deg=tilt_deg)
@@ -105,7 +105,7 @@ def site_power(
     panel = (float(tilt_deg), float(azimuth_deg), float(losses))
     clear = latitude is not None or longitude is not None
     if (site is not None) + (path is not None) + clear != 1:
-        raise InputError("give one of site, path, or latitude with longitude: that is where the weather comes from.")
+        raise InputError("give one of site, path, or latitude with longitude as the source of the weather.")
     if clear:
         check_within("[-90, 90]", latitude=latitude)
         check_within("[-180, 180]", longitude=longitude)

@@ -1,4 +1,4 @@
-"""The times of a trace, whatever they are written in: never read in a unit that nobody gave.
+"""The times of a trace, in any unit that is stated; units are never guessed.
 
 Dates are ISO 8601 (also 20260601 and 20260601T1200), year first. Numbers need a unit, from the
 column's name or from time_unit, unless they can only be a Unix time: the ranges of this century in
@@ -29,7 +29,7 @@ JITTER = 0.01
 
 class Times(NamedTuple):
     """step_s: from row to row. start_s: when the first row begins, as Unix time of its own clock (None: no date).
-    zoned: whether that clock is UTC; else it is a clock whose zone nobody gave."""
+    zoned: whether that clock is UTC; else its time zone is unknown."""
 
     step_s: float
     start_s: float | None
@@ -57,7 +57,7 @@ def read_times(rows: Rows) -> Times:
     if _FIRST <= begins <= _LAST:
         return Times(step_s, begins, True)
     if abs(begins) >= _FIRST or rows.unix:
-        raise rows.error(0, f"the time is {shown(first)}, which is no date in {unit}; {_how(rows)}")
+        raise rows.error(0, f"the time is {shown(first)}, which is not a date in {unit}; {_how(rows)}")
     return Times(step_s, None, False)
 
 
@@ -68,7 +68,7 @@ def _step(rows: Rows, seconds: Floats) -> float:
     if len(back):
         row = int(back[0]) + 1
         twice = "the same as" if apart[back[0]] == 0.0 else "not after"
-        said = f"its time is {twice} that of the row before it; sort the rows by time, one row a time."
+        said = f"its time is {twice} that of the row before it; sort the rows by time, one row per time."
         raise rows.error(row, said + _summer_time(rows, float(apart[back[0]]) - float(np.median(apart))))
     usual = float(np.sort(apart)[(len(apart) - 1) // 2])
     uneven = np.flatnonzero(np.abs(apart - usual) > JITTER * usual)
@@ -86,7 +86,7 @@ def _summer_time(rows: Rows, jump: float) -> str:
     numbers = math.isfinite(number(rows.times[0])) and not isinstance(rows.times[0], datetime)
     if numbers or abs(abs(jump) - 3600.0) > 1.0:
         return ""
-    return " It is an hour, as when a clock goes to summer time or back: write times with their offset from UTC."
+    return " The gap is an hour, as at a change to or from summer time: write times with their UTC offset."
 
 
 def _counts(rows: Rows) -> list[int | float]:
@@ -111,12 +111,12 @@ def _unix_unit(rows: Rows, first: float) -> str:
     for unit in ("s", "ms", "us", "ns"):
         if _FIRST <= first * TIME_UNITS[unit] <= _LAST and not _is_date_and_hour(first):
             return unit
-    raise rows.error(0, f"the time is {shown(rows.times[0])}, a number in a unit that is not known; {_how(rows)}")
+    raise rows.error(0, f"the time is {shown(rows.times[0])}, a number in an unknown unit; {_how(rows)}")
 
 
 def _how(rows: Rows) -> str:
     return (
-        f"say it with time_unit, one of {', '.join(TIME_UNITS)}, name the column seconds or time_ms, "
+        f"set time_unit, one of {', '.join(TIME_UNITS)}, name the column seconds or time_ms, "
         "or write dates as 2026-06-01T12:00:00Z."
     )
 
@@ -154,7 +154,7 @@ def _dates(rows: Rows) -> tuple[Floats, bool]:
                 "write it year first, as in 2026-06-01T12:00:00.",
             )
         if date is not None and dates[0] is not None and (date.tzinfo is None) != (dates[0].tzinfo is None):
-            raise rows.error(row, "the time has an offset from UTC and those before it have none, or the reverse.")
+            raise rows.error(row, "the time has an offset from UTC but those before it have none, or vice versa.")
     # Without an offset, every day has 24 hours: summer time would make a gap and an overlap.
     zoned = dates[0] is not None and dates[0].tzinfo is not None
     whole = [date if date is None or date.tzinfo else date.replace(tzinfo=UTC) for date in dates]

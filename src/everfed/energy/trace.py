@@ -1,8 +1,7 @@
-"""Recorded power or energy, read from a file and cut into rounds.
+"""Recorded power or energy, read from a file and split into rounds.
 
 A trace is a CSV or Parquet file with a column of times and a column of power or energy, evenly
-spaced. Each row holds from its time until the next one, so energy is summed exactly, whatever
-the length of a round.
+spaced. Each value holds from its time until the next one, so energy is summed exactly for any length of a round.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ def read_trace(
 ) -> Series:
     """The power in a CSV or Parquet file.
 
-    column, time_column: which to read, where the names do not tell (power_w, energy_j, "Power [mW]";
-    timestamp, time, date, seconds). unit: W, mW, J, Wh, ... and time_unit: s, ms, us, ns, min, h or
-    excel, where the names do not tell.
+    column, time_column: the columns to read, if not clear from their names (power_w, energy_j, "Power [mW]"; timestamp,
+    time, date, seconds). unit: W, mW, J, Wh, ... and time_unit: s, ms, us, ns, min, h or excel, if not in the names.
     utc_h: hours that the clock of times without an offset is ahead of UTC.
-    sha256: what the content must be; a file that has changed is an error, not another result.
+    sha256: the expected hash; a changed file is an error.
     """
     path = Path(path)
     content = read_content(path)
@@ -82,8 +80,10 @@ def read_trace(
     if utc_h is None:
         return series
     if series.start_s is None or series.utc_h is not None:
-        why = "has no dates" if series.start_s is None else "says its times' offset from UTC"
-        raise InputError(f"{path} {why}, and trace_utc_h is {utc_h:g}; it is for dates without an offset. Drop it.")
+        why = "has no dates" if series.start_s is None else "states the UTC offset of its times"
+        raise InputError(
+            f"{path} {why}, and trace_utc_h is {utc_h:g}; it applies to dates without an offset. Remove it."
+        )
     return Series(series.seconds, series.power_w, series.step_s, series.start_s, float(utc_h))
 
 
@@ -114,7 +114,7 @@ class _Content:
 def _parsed(file: _Content, columns: Columns) -> Series:
     rows = read_rows(file.path, file.content, columns)
     if len(rows.values) < 2:
-        raise InputError(f"{file.path} has {len(rows.values)} rows of data; a trace needs two to have a step.")
+        raise InputError(f"{file.path} has {len(rows.values)} rows of data; a trace needs at least two.")
     times = read_times(rows)
     power = _values(rows) * UNITS[rows.unit]
     if rows.unit in ENERGY:
@@ -130,7 +130,7 @@ def _values(rows: Rows) -> Floats:
     values = np.array([number(value) for value in rows.values])
     bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
     if len(bad):
-        said = f"{rows.what} is {shown(rows.values[bad[0]])}; power and energy are finite numbers from 0 up."
+        said = f"{rows.what} is {shown(rows.values[bad[0]])}; power and energy must be finite and not negative."
         raise rows.error(int(bad[0]), said)
     return values
 
@@ -192,4 +192,6 @@ def check_round(round_s: float) -> float:
 
 def _check_count(count: int, round_s: float) -> None:
     if count > MOST_ROUNDS:
-        raise InputError(f"rounds of {round_s:g} s cut the trace into {count} rounds; at most {MOST_ROUNDS} are held.")
+        raise InputError(
+            f"rounds of {round_s:g} s cut the trace into {count} rounds; at most {MOST_ROUNDS} are supported."
+        )

@@ -108,7 +108,7 @@ def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
     except csv.Error as error:
         raise InputError(f"{path} cannot be read as CSV: {error}.") from error
     if not names:
-        raise InputError(f"{path} has no line of column names; a trace needs a column of times and one of power.")
+        raise InputError(f"{path} has no header line; a trace needs a column of times and one of power.")
     rows = Rows(path, what, unit, time_unit, utc, _base(when) in _UNIX, times, values, lines)
     return rows if separator == "," else _with_points(rows)
 
@@ -131,7 +131,7 @@ def _points(rows: Rows, texts: Sequence[str], what: str) -> Sequence[str]:
     # "1,234" alone is one and a bit, or a thousand; "0,234" and "1,2" are not.
     decimal = any(not re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+", texts[row]) for row in commas)
     if commas and (not decimal or any("." in text for text in texts)):
-        said = f"{what} is {texts[commas[0]]}, whose comma may stand for decimals or thousands"
+        said = f"{what} is {texts[commas[0]]}, whose comma may be a decimal or a thousands separator"
         raise rows.error(commas[0], f"{said}; write it with a decimal point.")
     return [text.replace(",", ".") if text.count(",") == 1 else text for text in texts]
 
@@ -165,27 +165,26 @@ def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, st
     listed = ", ".join(names) or "none"
     when = _only(
         path, columns.time, [name for name in names if _base(name) in (*_SECONDS, *_TIME_NAMES)], "time_column",
-        f"no column of times, named {', '.join(_TIME_NAMES)} or seconds; it has {listed}. Say which with time_column.",
+        f"no column of times, named {', '.join(_TIME_NAMES)} or seconds; it has {listed}. Name it with time_column.",
     )  # fmt: skip
     candidates = [name for name in names if name != when and _unit_of(name, UNITS)]
     what = _only(
         path, columns.value, candidates, "column",
-        f"no column whose name says that it is power or energy, such as power_w, energy_j or Power [mW]; it has "
-        f"{listed}. Say which with column, and its unit with unit.",
+        f"no column whose name contains a unit of power or energy, such as power_w, energy_j or Power [mW]; it has "
+        f"{listed}. Name it with column, and set unit.",
     )  # fmt: skip
     for name in {when, what}:
         if list(names).count(name) > 1:
-            raise InputError(f"{path} has {list(names).count(name)} columns '{name}'; give each a name of its own.")
+            raise InputError(f"{path} has {list(names).count(name)} columns '{name}'; give each its own name.")
     unit = _agreed(path, what, _unit_of(what, UNITS), columns.unit, "unit")
     if unit is None:
         raise InputError(
-            f"{path}: the name of column '{what}' does not say what it is in; say it with unit, one of "
-            f"{', '.join(UNITS)}."
+            f"{path}: the name of column '{what}' contains no unit; set unit to one of {', '.join(UNITS)}."
         )
     said = "s" if _base(when) in _SECONDS else _unit_of(when, TIME_UNITS)
     if re.fullmatch(r"(utc|gmt)\s*[+-].*", _tail(when)):
         raise InputError(
-            f"{path}: the column '{when}' names an offset from UTC; write it into the times, as in "
+            f"{path}: the column '{when}' has a UTC offset in its name; write it into the times, as in "
             "2026-06-01T12:00:00+02:00, or give it as trace_utc_h and call the column time."
         )
     return when, what, unit, _agreed(path, when, said, columns.time_unit, "time_unit"), _tail(when) in _UTC
@@ -197,16 +196,14 @@ def _only(path: Path, asked: str | None, candidates: Sequence[str], key: str, no
     if not candidates:
         raise InputError(f"{path} has {none}")
     if len(set(candidates)) > 1:
-        raise InputError(
-            f"{path} has several columns that may be meant, {', '.join(candidates)}; say which with {key}."
-        )
+        raise InputError(f"{path} has several possible columns, {', '.join(candidates)}; choose one with {key}.")
     return candidates[0]
 
 
 def _agreed(path: Path, name: str, said: str | None, asked: str | None, key: str) -> str | None:
     if said and asked and said != asked:
         raise InputError(
-            f"{path}: the column '{name}' is in {said} by its name, and {key} is {asked}; drop one of them."
+            f"{path}: the column '{name}' is in {said} by its name, but {key} is {asked}; remove one of them."
         )
     return asked or said
 

@@ -33,13 +33,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """Start a kernel over a grid of programs.
 
     Kernels get a tensor's first address and count from there, so one in another layout would be misread
-    without a word; all are refused here, whoever hands them over.
+    silently, so all are rejected here.
     """
     for number, value in enumerate(args):
         if isinstance(value, Tensor) and not value.is_contiguous():
             raise MisreadError(
                 f"argument {number} of the kernel {kernel.fn.__name__} has shape {tuple(value.shape)} and strides "
-                f"{value.stride()}; kernels read contiguous tensors alone."
+                f"{value.stride()}; kernels only support contiguous tensors."
             )
     if _listed is not None:
         _listed.append((kernel, grid, args, meta))
@@ -69,4 +69,4 @@ def compiled_together(device: torch.device) -> Iterator[None]:
     for (kernel, *_), compiled in zip(calls, made, strict=True):
         needed = (compiled.result() if isinstance(compiled, FutureKernel) else compiled).metadata.shared
         if needed > there:
-            raise RuntimeError(f"{kernel.fn.__name__} needs {needed} bytes of shared memory, and there are {there}")
+            raise RuntimeError(f"{kernel.fn.__name__} needs {needed} bytes of shared memory, but there are {there}")

@@ -96,7 +96,7 @@ class _Lowering:
             raise CannotLowerError("no convolution or linear layer of it has a kernel")
         self._check_shared()
         if self.value.pixels > 1:
-            raise CannotLowerError("its outputs are not one row of logits a sample, or are a flattened image")
+            raise CannotLowerError("its outputs are not one row of logits per sample, or are a flattened image")
         if self.value.grad_border:  # the loss writes gradients without a border
             self._rebox()
         return Lowered(self.input, self.layers, self.value, self.notes)
@@ -109,7 +109,7 @@ class _Lowering:
         if _shape(node) is None:
             return "its output is neither a vector nor an image"
         if self.pending and (kind not in _WORTH_A_CUT or _shape(self.pending[-1]) is None):
-            return "it goes with the operation before"
+            return "runs with the previous operation"
         before = (list(self.layers), self.pending, self.value, self.calls)
         if self.pending:
             self._close()
@@ -155,7 +155,7 @@ class _Lowering:
             (module.stride != (1, 1), "its stride is not 1"),
             (module.dilation != (1, 1), "it is dilated"),
             (module.groups != 1, "it has groups"),
-            (module.padding_mode != "zeros", "it pads with something else than zeros"),
+            (module.padding_mode != "zeros", "it does not pad with zeros"),
             (padding[0] >= kernel[0] or padding[1] >= kernel[1], "its padding is as wide as its kernel"),
             (not self._trainable(module), "its parameters are frozen or shared"),
             (self.value.flat, "its input is flat"),
@@ -193,7 +193,7 @@ class _Lowering:
         before = self.layers[-1] if self.layers else None
         fused = isinstance(before, Product | MaxPool | MeanPool) and before.result is self.value
         if not fused or self.value.relu or node is self.last:
-            return "a ReLU is part of the layer before it, and this one has none"
+            return "a ReLU is fused with the layer before it, and this one has none"
         self.value.relu = True
         return None
 

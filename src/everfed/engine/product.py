@@ -1,4 +1,4 @@
-"""Convolutions and linear layers: matrix products, one a client."""
+"""Convolutions and linear layers: matrix products, one per client."""
 
 from __future__ import annotations
 

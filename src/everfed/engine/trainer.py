@@ -89,7 +89,7 @@ class Kernels:
         if moved:  # the table grew: recorded graphs point at the old one
             self.graphs.clear()
         self.given[0] = first
-        # Rows beyond the participants repeat the first one, and nobody reads them.
+        # Rows beyond the participants repeat the first one and are not read.
         self.given[1 : 1 + count] = clients[0]
         self.given[1 : 1 + len(clients)] = clients
         self.given[1 + program.room : 1 + program.room + count] = rows
@@ -126,7 +126,7 @@ class Kernels:
         except RuntimeError as error:
             self.recording = False
             reason = str(error).strip().splitlines()[0]
-            warn(f"the round cannot be recorded as a CUDA graph ({reason}); going on without.")
+            warn(f"the round cannot be recorded as a CUDA graph ({reason}); continuing without it.")
             self.program.round(count)
             return
         graph.replay()
@@ -260,7 +260,7 @@ def bucket(clients: int, room: int) -> int:
 
 def _check(task: Task) -> None:
     if task.data.device.type != "cuda" and not INTERPRETED:
-        raise CannotLowerError("kernels need a GPU, and this run trains on the CPU")
+        raise CannotLowerError("kernels need a GPU, but this run trains on the CPU")
     if task.loss is not F.cross_entropy:
         raise CannotLowerError("the loss is not cross-entropy")
     if type(task.optimizer) not in (SGD, Adam):

@@ -45,8 +45,8 @@ class Value:
     height: int = 1
     width: int = 1
     flat: bool = False  # torch sees it flattened, channels first; in memory it stays as it is
-    relu: bool = False  # a ReLU made it: whoever writes its gradient writes zero where it is not positive
-    wanted: bool = True  # somebody needs its gradient
+    relu: bool = False  # computed by a ReLU: its gradient must be zero where it is not positive
+    wanted: bool = True  # whether its gradient is needed
     border: int = 0
     grad_border: int = 0
     stride: int = 0

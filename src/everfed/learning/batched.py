@@ -1,4 +1,4 @@
-"""The batched trainer: all participants of a round side by side, through `torch.func`.
+"""The batched trainer: all participants of a round at once, by `torch.func`.
 
 Every client is a row of a matrix [clients, parameters]; one vectorised gradient and one optimiser
 step move all rows at once. Participants are trained in chunks that fit a memory budget.
@@ -22,7 +22,7 @@ from everfed.learning.precision import autocast
 from everfed.learning.rows import ClientRows
 from everfed.learning.task import Check, PlainTrained, Task, Trained, budget
 
-# Matrices of one row a client that live at once besides the optimiser's state: parameters,
+# Matrices of one row per client that live at once besides the optimiser's state: parameters,
 # gradients, the parts they are concatenated from, and the optimiser's temporaries.
 _WORKING_COPIES = 6
 
@@ -72,7 +72,7 @@ class Batched:
             ) from None
         self.chunk = clients // 2
         torch.cuda.empty_cache()
-        warn(f"out of device memory with {clients} clients at once; going on with {self.chunk}.")
+        warn(f"out of device memory with {clients} clients at once; continuing with {self.chunk}.")
 
     def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
         task = self.task

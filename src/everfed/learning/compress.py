@@ -1,9 +1,9 @@
-"""What a participant's update becomes on its way to the server.
+"""Compression of participants' updates.
 
-All are unbiased, E[Q(x)] = x, and add noise: E|Q(x) - x|^2 <= noise * |x|^2. A message that is smaller
-costs less energy, so that its device takes part more often; against that stands the noise. With cycle
-E(b) at b bits, the variance that a client adds to a round is at most p^2 (E(b) (1 + noise(b)) - 1) |x|^2,
-so the best b has the least E(b) (1 + noise(b)). Chance is counter-based, as everywhere.
+All are unbiased, E[Q(x)] = x, and add noise: E|Q(x) - x|^2 <= noise * |x|^2. Smaller messages cost less energy, so a
+device takes part more often, but they add noise. With cycle E(b) at b bits, the variance that a client adds to a round
+is at most p^2 (E(b) (1 + noise(b)) - 1) |x|^2, so the best b has the least E(b) (1 + noise(b)). Chance is
+counter-based, as everywhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FULL = 32  # bits of a number as it is
 
 
 class Compressor(Encoding, Protocol):
-    """The shape of every compressor; `COMPRESSORS` lists them."""
+    """The protocol of the compressors in `COMPRESSORS`."""
 
     def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int, seed: int) -> Tensor:
         """Updates [C, parameters] as the server reads them; bits: [C]."""
@@ -37,7 +37,7 @@ class Compressor(Encoding, Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """Updates are sent as they are, in float32."""
+    """No compression: float32."""
 
     def choices(self) -> tuple[int, ...]:
         return (FULL,)
@@ -78,8 +78,8 @@ class _Quantising:
 class Qsgd(_Quantising):
     """QSGD (Alistarh et al., NeurIPS 2017): a sign and one of 2^(bits - 1) - 1 levels for every number.
 
-    8 bits in buckets of 512 send a quarter of the bytes with noise of at most 0.032. Pays where the radio
-    dominates a device's energy; not where computing does: the noise then buys nothing.
+    8 bits in buckets of 512 send a quarter of the bytes with noise of at most 0.032. Useful if the radio dominates a
+    device's energy, but not if computing does.
 
     >>> round(Qsgd(bits=8).noise(8), 4)
     0.0317
@@ -97,9 +97,9 @@ class Qsgd(_Quantising):
 
 @dataclass(frozen=True)
 class AdaptiveQsgd(_Quantising):
-    """QSGD with the bits that make each device's updates least noisy for its energy, float32 included.
+    """QSGD with the number of bits that minimises each device's variance for its energy; float32 is an option.
 
-    Each device minimises E(b) (1 + noise(b)): the fewer bits, the more often it can afford to take part.
+    Each device minimises E(b) (1 + noise(b)): with fewer bits it can take part more often.
     Needs a fleet of devices, whose energy for computing and sending is known.
     """
 
@@ -109,10 +109,10 @@ class AdaptiveQsgd(_Quantising):
 
 @dataclass(frozen=True)
 class RandK:
-    """A random part `keep` of the numbers, scaled by 1 / keep; server and device know which from the seed.
+    """A random fraction `keep` of the numbers, scaled by 1 / keep; the seed determines which.
 
     For comparison only: it sends keep of the bytes at a noise of 1 / keep - 1, so that E(b) (1 + noise(b))
-    is never less than that of whole updates. Rare and sparse is worse than rarer and whole.
+    is never less than that of whole updates.
     """
 
     keep: float = 0.1

@@ -1,4 +1,4 @@
-"""How good a model is: overall, per class, and as each energy group would see it."""
+"""Evaluation: overall, per class, and weighted by each energy group's labels."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Metrics:
 
     loss: float
     accuracy: float | None = None
-    class_accuracy: tuple[float, ...] | None = None  # recall of each class; NaN where the test set has none
+    class_accuracy: tuple[float, ...] | None = None  # recall of each class; NaN if the test set has none
     class_loss: tuple[float, ...] | None = None
     group_accuracy: dict[str, float] | None = None  # test set re-weighted by each energy group's labels
     group_loss: dict[str, float] | None = None
-    own: dict[str, float] = field(default_factory=dict)  # the metrics that the run asked for
+    own: dict[str, float] = field(default_factory=dict)  # the run's additional metrics
 
     def value(self, name: str) -> Any:
-        """A metric by name, of everfed's or of one's own."""
+        """A metric by name, built-in or custom."""
         if name in self.own:
             return self.own[name]
         if name not in _NAMES:
@@ -88,7 +88,7 @@ def own_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
     for metric in metrics:
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
         if name in found or name in _NAMES:
-            raise InputError(f"metrics has two called '{name}'; give each another name.")
+            raise InputError(f"two metrics are called '{name}'; give each its own name.")
         found[name] = lookup(METRICS, metric, "metric") if isinstance(metric, str) else metric
     return found
 

@@ -1,6 +1,6 @@
 """Changes to the clients' gradients between the backward pass and the optimiser's step.
 
-A rule adjusts a matrix [clients, parameters], one row a client. Several apply in the order given.
+A rule adjusts a matrix [clients, parameters], one row per client. Several apply in the order given.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from everfed.checks import check_within
 
 
 class GradientRule(Protocol):
-    """The shape of every change to gradients; `GRADIENT_RULES` lists those that need no server."""
+    """The protocol of gradient rules; `GRADIENT_RULES` lists those without server state."""
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
-        """grads, params: [C, parameters]; start: where the client began, in one row or a row a client.
+        """grads, params: [C, parameters]; start: where the client began, in one row or a row per client.
 
         May change grads in place.
         """
@@ -30,8 +30,8 @@ class GradientRule(Protocol):
 class Proximal:
     """FedProx (Li et al., MLSys 2020): a pull of strength mu back to the server's parameters.
 
-    Adds mu * (w - start) to the gradient, the derivative of mu/2 * |w - start|^2. It keeps many local
-    steps on unequal data from drifting apart. Not for few local steps: it only slows those down.
+    Adds mu * (w - start) to the gradient, the derivative of mu/2 * |w - start|^2. It limits the drift of many local
+    steps on unequal data. Not for few local steps, which it only slows down.
     """
 
     mu: float = 0.01
@@ -45,7 +45,7 @@ class Proximal:
 
 @dataclass(frozen=True)
 class Clip:
-    """Each client's gradient shortened to `norm` where it is longer.
+    """Each client's gradient, shortened to length `norm` if it is longer.
 
     Bounds a client's update, and so the variance its scale multiplies; a clipped gradient is biased
     (the mean of shortened minibatch gradients is not the shortened mean).

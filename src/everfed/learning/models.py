@@ -19,7 +19,7 @@ from everfed.registry import lookup
 
 
 class Model(Protocol):
-    """The shape of every model in `MODELS`. Fields are its options."""
+    """The protocol of the models in `MODELS`. Fields are options."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A module for samples of this shape, with torch's initial weights."""
@@ -109,7 +109,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> nn
 
 
 def check(module: nn.Module) -> None:
-    """Refuse modules that cannot be averaged, or whose chance everfed does not control."""
+    """Reject modules that cannot be averaged, or that draw their own random numbers."""
     for name, layer in module.named_modules():
         where = f"layer '{name}' ({type(layer).__name__})"
         if getattr(layer, "running_mean", None) is not None:
@@ -132,7 +132,7 @@ def check(module: nn.Module) -> None:
 
 
 def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
-    """Run one small forward pass, so that a model of the wrong shape is refused before training."""
+    """Run one small forward pass to reject a model of the wrong shape before training."""
     shape = tuple(sample.shape[1:])
     training = module.training
     try:

@@ -29,7 +29,7 @@ class OneByOne:
     at_once = 1
     check: Check | None = None
 
-    def __init__(self, task: Task, reason: str = "it was asked for") -> None:
+    def __init__(self, task: Task, reason: str = "it was requested") -> None:
         """reason: why the clients are not trained together."""
         if task.state_place == "disk" and task.keep_state:
             raise InputError("trainer 'one-by-one' keeps the clients' state in memory; for 'disk' use 'batched'.")

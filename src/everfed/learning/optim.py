@@ -1,6 +1,6 @@
 """Client optimisers and learning-rate schedules, as plain values.
 
-An optimiser updates a matrix [clients, parameters] in place, one row a client. Its state is a
+An optimiser updates a matrix [clients, parameters] in place, one row per client. Its state is a
 dict of tensors whose first axis is the clients, so that it can be gathered and scattered by row.
 `as_torch` gives the same rule for one client from torch.optim: the reference trainer uses it.
 """
@@ -22,7 +22,7 @@ State = dict[str, Tensor]
 
 
 class Schedule(Protocol):
-    """What the learning rate is multiplied by at local iteration t = round * local_steps + step."""
+    """A factor of the learning rate at local iteration t = round * local_steps + step."""
 
     def factor(self, iteration: int, total: int) -> float: ...
 
@@ -67,7 +67,7 @@ registry.table("schedule", SCHEDULES, Schedule)
 
 
 class Optimizer(Protocol):
-    """The shape of every client optimiser; `OPTIMIZERS` lists them."""
+    """The protocol of the client optimisers in `OPTIMIZERS`."""
 
     @property
     def lr(self) -> float: ...
@@ -89,7 +89,7 @@ def rate(optimizer: Optimizer, iteration: int, total: int) -> float:
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent, with momentum (velocity = momentum * velocity + gradient) if asked for.
+    """Gradient descent, optionally with momentum (velocity = momentum * velocity + gradient).
 
     weight_decay adds weight_decay * w to the gradient.
     """
@@ -122,7 +122,7 @@ class SGD:
 class Adam:
     """Adam (Kingma & Ba, 2015), with torch's bias correction and coupled weight decay.
 
-    With kept state every client has moments and a step count of its own.
+    With kept state every client has its own moments and step count.
     """
 
     lr: float = 1e-3

@@ -29,7 +29,7 @@ def check_place(place: str, name: str = "place", what: str = "the clients' vecto
 
 
 class ClientRows:
-    """Columns of one row a client (optimiser state, say); zeros for clients not seen yet."""
+    """Columns of one row per client (optimiser state, say); zeros for clients not seen yet."""
 
     def __init__(self, empty: State, clients: int, device: torch.device, place: str = "device") -> None:
         """empty: the columns, as tensors without rows."""
@@ -120,12 +120,12 @@ class _OnDisk:
         self.values = self.values[:0].copy()  # Windows lets no file grow that is mapped
         try:
             self.file.truncate(rows * each)  # what is added reads as zeros
-            # Reserved now: a mapping that meets a full disk at a write would end the process without a word.
+            # Allocated now: writing to a mapping on a full disk would kill the process silently.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self.file.fileno(), 0, rows * each)
         except OSError as error:
             raise InputError(
-                f"there is no room on disk for {rows * each / 1e9:.3g} GB of clients' rows in "
+                f"not enough disk space for {rows * each / 1e9:.3g} GB of clients' rows in "
                 f"'{tempfile.gettempdir()}' ({error.strerror}); set TMPDIR to a larger disk."
             ) from error
         self.values = np.memmap(self.file, self.dtype, "r+", shape=(rows, *self.shape))

@@ -1,4 +1,4 @@
-"""What all trainers share: the task, the minibatches, the shape of results."""
+"""Common parts of all trainers: the task, the minibatches, the results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from everfed.random import Purpose, philox
 
 
 class CannotTrainError(Exception):
-    """There is no such trainer for the task; the message says why."""
+    """The trainer does not support the task; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """How a trainer compared with plain autograd."""
+    """The result of comparing a trainer with plain autograd."""
 
     clients: tuple[int, ...] = ()  # who was trained
     difference: float | None = None  # the largest of their updates and their sum, relative; None: not compared
@@ -38,7 +38,7 @@ class Check:
     rejected: tuple[str, ...] = ()  # faster trainers that failed, and how
 
     def to_dict(self) -> dict[str, Any]:
-        """For a run's records, which are JSON and know no infinity."""
+        """For a run's records: JSON has no infinity."""
         return {name: _plain(value) for name, value in asdict(self).items() if name != "failure"}
 
     def said(self) -> str:
@@ -58,11 +58,11 @@ def _plain(value: Any) -> Any:
 
 
 def in_words(part: float | None) -> str:
-    """As a percentage of two digits."""
+    """As a percentage with two digits."""
     return "infinitely far" if part is None or math.isinf(part) else f"{100.0 * part:.2g} %"
 
 
-# Without a budget from the user: this part of the memory that is free, and on a CPU no more than
+# Without a budget from the user: this fraction of the free memory, and on a CPU no more than
 # CPU_CEILING, since larger chunks gain nothing there.
 _PART_OF_FREE = 0.5
 CPU_CEILING = 2 << 30
@@ -115,7 +115,7 @@ class Task:
 class Trained(Protocol):
     """Some participants' results. Chunks arrive in the order the participants were given.
 
-    A chunk is good until the next one is asked for: the buffers behind it may be used again.
+    A chunk is valid until the next one is requested, since buffers are reused.
     """
 
     clients: Ints  # [C]
@@ -135,7 +135,7 @@ class Trained(Protocol):
 
 
 class PlainTrained:
-    """Results as a matrix of updates, one row a participant."""
+    """Results as a matrix of updates, one row per participant."""
 
     def __init__(self, clients: Ints, deltas: Tensor, losses: Tensor) -> None:
         self.clients, self.deltas, self.losses = clients, deltas, losses
@@ -153,15 +153,15 @@ class Trainer(Protocol):
     Results do not depend on how participants are chunked, but for floating-point rounding.
     """
 
-    check: Check | None  # how it compared with plain autograd; None where nobody looked
+    check: Check | None  # how it compared with plain autograd; None if not compared
 
     @property
     def at_once(self) -> int:
-        """The most clients that are trained side by side."""
+        """The largest number of clients trained together."""
         ...
 
     def explain(self) -> list[str]:
-        """How the model is trained and why so, one line a part."""
+        """How the model is trained and why so, one line per part."""
         ...
 
     def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...
@@ -198,8 +198,8 @@ class DeviceData:
     def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
         """Sample numbers [clients, steps, batch], drawn uniformly with replacement; good until the next draw.
 
-        A draw depends on the seed, the client and the local iteration alone, so all methods
-        compared under one seed meet the same minibatches, on any device.
+        A draw depends only on the seed, the client and the local iteration, so all methods with the same seed use the
+        same minibatches, on any device.
         """
         return self._numbers(clients, self._within(clients, first, steps, batch, seed))
 

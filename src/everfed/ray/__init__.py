@@ -1,7 +1,7 @@
-"""Runs on a cluster, through Ray: many runs side by side, or one large run over many workers.
+"""Runs on a Ray cluster: many runs in parallel, or one large run over many workers.
 
-Ray finds the machines, moves the bytes and notices what died; what is here says which client trains
-where and what is done again after a loss. `connect` first; without Ray it names the extra to install.
+Ray schedules processes, moves data and detects failures; this package decides which client trains where and what is
+repeated after a loss. Start with `connect`; without Ray it names the extra to install.
 """
 
 from everfed.ray.cluster import Cluster, connect

@@ -16,7 +16,7 @@ from typing import Any
 from everfed.errors import ClusterError, InputError, MissingExtraError, counted, first_line
 from everfed.machine import cores
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
 # A worker that asks for no GPU shall see none; Ray asks for this to be said.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
 
@@ -40,12 +40,12 @@ class Cluster:
     nodes: int
 
     def on_gpu(self, device: str) -> bool:
-        """Whether to train on GPUs: where they were asked for, or where there are some and nobody minds."""
+        """Whether to train on GPUs: if requested, or if there are some and the device is auto."""
         if not device.startswith("cuda"):
             return device == "auto" and self.gpus > 0
         if not self.gpus:
             raise InputError(
-                f"the device '{device}' was asked for, but the cluster has no GPU "
+                f"the device '{device}' was requested, but the cluster has no GPU "
                 f"({counted(self.nodes, 'node')}, {counted(self.cpus, 'CPU')}); add a node that has one "
                 "(ray start --num-gpus), or use device 'cpu' or 'auto'."
             )
@@ -92,8 +92,8 @@ def _join(address: str) -> None:
     where = os.environ.get("RAY_ADDRESS") or "" if address == "auto" else address
     if "://" in where:
         raise InputError(
-            f"the address '{where}' is of Ray's client server; run on a node of the cluster and give "
-            "'auto', or the head's 'host:port' (6379 unless you chose another)."
+            f"the address '{where}' belongs to Ray's client server; run on a node of the cluster and give 'auto', or "
+            "the head's 'host:port' (6379 unless you chose another)."
         )
     if where and where != "auto":
         _reach(where)
@@ -102,12 +102,12 @@ def _join(address: str) -> None:
     except (ConnectionError, RuntimeError) as error:
         if _refused(error):
             raise InputError(
-                f"the cluster at '{address}' asks for a token: copy the head's ~/.ray/auth_token to this machine, or "
+                f"the cluster at '{address}' requires a token: copy the head's ~/.ray/auth_token to this machine, or "
                 "name it in RAY_AUTH_TOKEN_PATH, and set RAY_AUTH_MODE=token."
             ) from error
         raise InputError(
-            f"no Ray cluster can be joined at '{address}' ({first_line(error)}); look at 'ray status' on its head, "
-            "or leave --address out to use this machine alone."
+            f"no Ray cluster can be joined at '{address}' ({first_line(error)}); check 'ray status' on its head, or "
+            "omit --address to use this machine."
         ) from error
 
 
@@ -129,7 +129,7 @@ def _reach(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise InputError(
             f"no Ray cluster answers at '{address}' ({first_line(error)}); start one there with "
-            f"'ray start --head --port={port}', or leave --address out to use this machine alone."
+            f"'ray start --head --port={port}', or omit --address to use this machine."
         ) from error
 
 

@@ -34,15 +34,13 @@ class Pool:
         except ray.exceptions.GetTimeoutError as error:
             self.close()
             raise ClusterError(
-                f"the cluster did not start {workers} workers within {START_S:.0f} s: others may be using it "
-                "('ray status' tells). Use fewer workers, or wait."
+                f"the cluster did not start {workers} workers within {START_S:.0f} s: other jobs may be using it (see "
+                "'ray status'). Use fewer workers, or wait."
             ) from error
         except Exception as error:
             self.close()
             if lost(error):
-                raise ClusterError(
-                    f"a worker died as it started ({_reason(error)}); is there memory for it?"
-                ) from error
+                raise ClusterError(f"a worker died at startup ({_reason(error)}); it may be out of memory.") from error
             raise cause(error) from error
 
     def ask(self, calls: Mapping[int, Call], recovery: Callable[[int], list[Call]]) -> Iterator[tuple[int, Any]]:
@@ -64,8 +62,8 @@ class Pool:
                 tries[share] += 1
                 if tries[share] > _MOST_TRIES + len(self.hosts):  # a machine may have had them all
                     raise ClusterError(
-                        f"workers were lost {tries[share]} times at the same work ({_reason(error)}); they may be "
-                        "running out of memory. The run goes on from its last checkpoint with the same command."
+                        f"workers were lost {tries[share]} times on the same work ({_reason(error)}); they may be "
+                        "running out of memory. Resume from the last checkpoint with the same command."
                     ) from error
                 self._replace(host, recovery, _reason(error))
             else:
@@ -87,8 +85,8 @@ class Pool:
         end(dead)  # where it is only out of reach, it must not go on
         others = list({id(host): host for host in self.hosts if host is not dead}.values())
         fresh = self._fresh(len(others))
-        told = "a new one takes over" if fresh else "there is no room for a new one, so the others take over"
-        warn(f"a worker was lost ({reason}); {told}, and its work is done again.")
+        told = "a new one replaces it" if fresh else "there is no room for a new one, so the others take over"
+        warn(f"a worker was lost ({reason}); {told}, and its work is repeated.")
         for number, share in enumerate(shares):
             self.hosts[share] = fresh or min(others, key=lambda host: sum(h is host for h in self.hosts))
             steps = [self._send(share, call) for call in recovery(share)]
@@ -129,7 +127,7 @@ class Pool:
     def _none(self, others: int, why: str) -> None:
         if not others:
             raise ClusterError(
-                f"the last worker was lost, and {why}. Start a node, then go on from the last checkpoint with the "
+                f"the last worker was lost, and {why}. Start a node, then resume from the last checkpoint with the "
                 "same command."
             )
 

@@ -38,8 +38,8 @@ def sharded(
 ) -> Iterator[Run]:
     """An experiment, set up over a cluster: iterate over it for one RoundRecord a round.
 
-    workers: processes that train, one CPU each; 0: one a GPU, or one a CPU where the cluster has no GPU.
-    state: where clients' optimiser state lives, with its 'worker' or with the 'driver'.
+    workers: processes that train, one CPU each; 0: one per GPU, or one per CPU where the cluster has no GPU.
+    state: where clients' optimiser state is kept, 'worker' or 'driver'.
     """
     on_gpu = cluster.on_gpu(experiment.device)
     workers = workers or (cluster.gpus if on_gpu else cluster.cpus)

@@ -24,7 +24,7 @@ _MOST_TRIES = 5  # losses of one run; more is no accident
 class OnCluster:
     """An executor of `sweep.run_all`: a run takes a CPU, or a part of a GPU.
 
-    jobs: on GPUs, how many runs share one; on CPUs, the most runs side by side. 0: one a GPU, or one a CPU.
+    jobs: on GPUs, how many runs share one; on CPUs, the most runs side by side. 0: one per GPU, or one per CPU.
     """
 
     def __init__(self, cluster: Cluster, jobs: int = 0) -> None:
@@ -59,7 +59,7 @@ class OnCluster:
                     if self._ended(ref, runs[index], tries, index):
                         continue
                     waiting.appendleft(index)
-                    note = f"{runs[index].label}, seed {runs[index].experiment.seed}: its worker was lost; it goes on "
+                    note = f"{runs[index].label}, seed {runs[index].experiment.seed}: its worker was lost; resuming it "
                     on_progress(Progress(index, told[index], note=note + "elsewhere from its last checkpoint."))
         except BaseException:
             for ref in running:
@@ -79,7 +79,7 @@ class OnCluster:
             if tries[index] > _MOST_TRIES:
                 raise ClusterError(
                     f"the worker of '{run.folder.name}' was lost {tries[index]} times ({type(error).__name__}); it may "
-                    "be running out of memory. What is done is kept; resume with the same command."
+                    "be running out of memory. Finished work is kept; resume with the same command."
                 ) from error
             return False
         return True
@@ -120,8 +120,8 @@ def _work(index: int, run: Planned, options: dict[str, Any], post: Any, losses: 
     torch.set_num_threads(1)
     if not run.folder.parent.is_dir():
         raise ClusterError(
-            f"a worker does not see the folder '{run.folder.parent}': the runs' folder must lie on storage that all "
-            "nodes share. Choose such a folder with --out."
+            f"a worker does not see the folder '{run.folder.parent}': the runs' folder must be on storage shared by "
+            "all nodes. Choose one with --out."
         )
     until = time.monotonic() + _DYING_S
     while losses and is_running(run.folder) and time.monotonic() < until:

@@ -1,6 +1,6 @@
 """Clients' optimiser state on its way between trainers, taken apart client by client.
 
-Trainers keep it in one of two forms (tables with a row a client, or tensors named after the client);
+Trainers keep it in one of two forms (tables with a row per client, or tensors named after the client);
 split_clients, it can be moved, and put together again on another machine.
 """
 

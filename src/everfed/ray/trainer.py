@@ -74,7 +74,7 @@ class ShardedTrainer:
 
         coefficients: of the sum that comes back; None: every update does.
         """
-        start = ray.put(params.detach().cpu().numpy())  # once a round, whoever reads it
+        start = ray.put(params.detach().cpu().numpy())  # once per round, for all workers
         places = self._divided(clients)
         orders = {
             share: Order(
@@ -96,7 +96,8 @@ class ShardedTrainer:
             self._copy()
 
     def _divided(self, clients: Ints) -> dict[int, Ints]:
-        """Which of the participants each share trains: its own, or an even part where nobody has homes."""
+        """Which participants each share trains: its own clients, or an even part if clients are not assigned to
+        workers."""
         if self.place == "worker":
             mine = {share: np.flatnonzero(self.home[clients] == share) for share in range(self.shares)}
         else:
@@ -144,7 +145,7 @@ class ShardedTrainer:
 def _worst(checks: list[Check]) -> Check | None:
     """Of the workers' trainers, the one furthest from plain autograd; what was wrong with faster ones is said."""
     for failure in {text for check in checks for text in check.rejected}:
-        warn(f"on a worker, {failure}; it trains another way.", 2)
+        warn(f"on a worker, {failure}; it uses another trainer.", 2)
     return max(checks, key=lambda check: math.inf if check.difference is None else check.difference, default=None)
 
 

@@ -206,8 +206,8 @@ class _Fleets:
             fleet = experiment.make_fleet()
             if run is not None and fleet.unit_j is not None and run.path.exists() and "fleet" not in run.environment:
                 warn(
-                    f"the run '{run.name}' is of an older version: cycles and batteries of its devices are recomputed "
-                    "by the rules of this one, and may differ from what they were."
+                    f"the run '{run.name}' is from an older version: cycles and batteries of its devices are "
+                    "recomputed with this version's rules and may differ."
                 )
             clients = sample(fleet, MOST_CLIENTS)
             groups = fleet.groups()

@@ -96,6 +96,6 @@ def _contradiction_said(runs: Sequence[StoredRun]) -> str:
     since = min(at for run in runs[1:] if (at := _parting(first, run)) is not None)
     what = f"{first.experiment.title}, seed {first.experiment.seed}"
     return (
-        f"{places} have the same experiment and seed ({what}), but other records from round {since} on; "
-        "they are shown apart, and averaged with nothing."
+        f"{places} have the same experiment and seed ({what}), but different records from round {since} on; "
+        "they are shown separately and not averaged."
     )

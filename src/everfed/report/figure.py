@@ -31,7 +31,7 @@ _LOOK: Any = {
 def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
     """Draw the runs into a .pdf, .png or .svg file and return its path."""
     if path.suffix.lower() not in _FORMATS:
-        raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; '{path.name}' is none.")
+        raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; got '{path.name}'.")
     for note in distinct(runs).notes:
         warn(note)
     drawn = [line for line in lines(runs) if curve(line.runs, lambda m: m.accuracy) is not None]

@@ -199,7 +199,7 @@ def curve(runs: Sequence[StoredRun], value: Callable[[Metrics], float | None]) -
 
 
 def by_group(runs: Sequence[StoredRun]) -> dict[str, Floats]:
-    """Final accuracy of every energy group, one value a run that has it."""
+    """Final accuracy of every energy group, one value per run that has it."""
     finals = [run.final.group_accuracy for run in runs if run.final and run.final.group_accuracy]
     labels = dict.fromkeys(label for final in finals for label in final)
     return {label: np.array([final[label] for final in finals if label in final]) for label in labels}

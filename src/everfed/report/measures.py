@@ -14,7 +14,7 @@ from everfed.run.history import RoundRecord
 from everfed.stats import jain, summarize
 from everfed.store.folder import StoredRun
 
-LATE_ROUNDS = 200  # the end of a run; of a short one its last quarter
+LATE_ROUNDS = 200  # the end of a run; its last quarter if that is shorter
 _TARGET = 0.9  # of the best method's final accuracy
 _PREFIXES = ((1e10, 1e-9, "GJ"), (1e7, 1e-6, "MJ"), (1e4, 1e-3, "kJ"))
 _NOTHING = 1e-6  # of the largest amount: what sums leave over
@@ -22,7 +22,7 @@ _NOTHING = 1e-6  # of the largest amount: what sums leave over
 
 @dataclass(frozen=True)
 class Account:
-    """One column of the energy books, in words."""
+    """One column of the energy accounts."""
 
     key: str  # of Books
     name: str
@@ -34,20 +34,20 @@ class Account:
 # Those that come in, then those that go out: both sides have the same sum.
 ACCOUNTS = (
     Account("initial", "held at start", "in the batteries before the first round", comes_in=True),
-    Account("harvested", "harvested", "what the surroundings gave", comes_in=True, always=True),
-    Account("shortfall", "never harvested", "spent though it was not there", comes_in=True),
+    Account("harvested", "harvested", "harvested from the environment", comes_in=True, always=True),
+    Account("shortfall", "never harvested", "spent beyond what was available", comes_in=True),
     Account("spent", "spent", "on rounds of training that were finished", always=True),
     Account("standby", "standby", "drawn between rounds, asleep or idle"),
     Account("leaked", "leaked", "self-discharge of the batteries, and what charging loses"),
-    Account("lost", "lost", "went into rounds that a battery did not last through"),
-    Account("wasted", "wasted", "came when the battery was full and overflowed", always=True),
+    Account("lost", "lost", "spent on rounds that failed because the battery ran out"),
+    Account("wasted", "wasted", "arrived when the battery was full", always=True),
     Account("stored", "stored", "in the batteries after the last round"),
 )
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What energy is told in: `factor` turns the books' amounts into it."""
+    """The unit of energy; `factor` converts the accounts' amounts to it."""
 
     name: str
     words: str
@@ -74,7 +74,7 @@ def amount(run: StoredRun, key: str, unit: Unit) -> float:
 
 
 def accounts(runs: Sequence[StoredRun]) -> list[Account]:
-    """The accounts worth a column: an ideal battery has no leakage, and nobody needs a column of zeros."""
+    """The accounts to show: columns that are zero everywhere are left out."""
     highest = max((getattr(run.energy, a.key) for a in ACCOUNTS for run in runs), default=0.0)
     return [
         a for a in ACCOUNTS if a.always or any(getattr(run.energy, a.key) > _NOTHING * highest for run in runs)
@@ -87,7 +87,7 @@ def wasted_part(run: StoredRun) -> float | None:
 
 
 def fairness(run: StoredRun, clients: int) -> float:
-    """Jain's index of how often each client took part: 1 if all alike, 1/N if one alone, and 1 if nobody did."""
+    """Jain's index of how often each client took part: 1 if all are equal, 1/N if only one did, and 1 if none did."""
     joined = np.concatenate([record.participants for record in run.rounds])
     return jain(np.bincount(joined, minlength=clients))
 

@@ -23,7 +23,7 @@ def notes(known: Distinct, drawn: Sequence[Line]) -> list[str]:
 def _empty(runs: Sequence[StoredRun]) -> list[str]:
     """Runs that nothing on the page shows."""
     out = [f"{r.experiment.title}, seed {r.experiment.seed} ({r.state})" for r in runs if not r.rounds]
-    return [f"Left out, since they have not finished a round: {some(out)}."] if out else []
+    return [f"Omitted, since they have not finished a round: {some(out)}."] if out else []
 
 
 def _mixed(drawn: Sequence[Line]) -> list[str]:
@@ -32,7 +32,7 @@ def _mixed(drawn: Sequence[Line]) -> list[str]:
     for line in drawn:
         if line.unfinished:
             seeds = ", ".join(f"seed {run.experiment.seed} ({run.state})" for run in line.unfinished)
-            said.append(f"{line.label}: not done, and left out of its averages: {seeds}.")
+            said.append(f"{line.label}: not done, and omitted from its averages: {seeds}.")
         versions = {run.environment.get("packages", {}).get("everfed") for run in line.runs} - {None}
         if len(versions) > 1:
             made_by = ", ".join(sorted(versions))

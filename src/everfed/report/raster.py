@@ -29,7 +29,7 @@ def sample(fleet: Fleet, at_most: int) -> Ints:
     chosen = np.arange(n)
     if n > at_most:
         sizes = np.array([len(g.clients) for g in groups])
-        # In proportion to the groups' sizes, but nobody's group vanishes.
+        # In proportion to the groups' sizes, at least one per group.
         counts = np.maximum(1, np.floor(sizes * at_most / n)).astype(np.int64)
         picks = [
             g.clients[np.linspace(0, len(g.clients) - 1, count).round().astype(np.int64)]

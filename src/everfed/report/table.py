@@ -24,7 +24,7 @@ def table(
     differences: Mapping[str, dict[str, Any]] | None = None,
     reference: str | None = None,
 ) -> Group:
-    """What was learnt, how it differs from the reference, and where the energy went: one row a label in each.
+    """What was learnt, how it differs from the reference, and where the energy went: one row per label in each.
 
     summary: with measures. titles: the labels' methods by name. runs: all of them, which decide the
     unit of energy and the columns. differences: from `comparison.differences`.
@@ -57,7 +57,7 @@ def _learnt(summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Uni
             style=_style(label),
         )
     varied = "late variation: sd of the accuracy over the run's last evaluations\n" if varies else ""
-    out.caption = f"{varied}fairness: Jain's index of how often clients train; 1 if all alike"
+    out.caption = f"{varied}fairness: Jain's index of how often clients train; 1 if all equal"
     return out
 
 
@@ -95,7 +95,7 @@ def _energy(summary: dict[str, dict[str, Any]], names: dict[str, str], runs: Seq
         )
     imagined = [names[label] for label, row in summary.items() if row["energy"]["violations"]]
     if imagined:
-        out.caption = f"spent though it was never harvested: by {', '.join(imagined)}"
+        out.caption = f"spent without being harvested: by {', '.join(imagined)}"
     return out
 
 

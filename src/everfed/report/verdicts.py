@@ -17,7 +17,7 @@ _MOST_ROUNDS, _SEEDS, MOST_CLIENTS = 1000, 20, 2000
 
 
 def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """One row a line; lines with the same fleet, policy, server rule and rounds are audited once."""
+    """One row per line; lines with the same fleet, policy, server rule and rounds are audited once."""
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
     out = []
     for line in lines:
@@ -30,7 +30,9 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
             part = fleet.part(clients) if len(clients) < len(fleet) else fleet
             live = [p.name for p in (experiment.policy, experiment.server) if isinstance(p, Live)]
             if live:
-                verdict = f"not audited: '{live[0]}' is no registered kind, and the run folder holds only its name."
+                verdict = (
+                    f"not audited: '{live[0]}' is not a registered kind, and the run folder contains only its name."
+                )
             else:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it

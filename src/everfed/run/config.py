@@ -1,7 +1,6 @@
 """Experiments as files: TOML in and out, and changes from the command line.
 
-Nothing here knows any particular policy, split or optimiser: keys, types and defaults are read
-off the classes in the tables. Unknown keys are errors that name the nearest valid one.
+Keys, types and defaults come from the registered classes. Unknown keys are errors that name the nearest valid one.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ def plain(part: Any, hint: Any) -> Any:
 
 
 def from_dict(raw: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain data; `method = "greedy"` stands for its policy and server rule.
+    """An experiment from plain data; `method = "greedy"` selects a policy and a server rule.
 
-    A table `methods.greedy` holds settings of that method alone. They are checked whichever method is run.
+    A table `methods.greedy` holds settings of that method only. They are checked for every run.
     """
     tuned_on(raw)  # for people and commands: nothing of it is run
     values = {key: value for key, value in raw.items() if key not in ("methods", "tuned_on")}
@@ -87,7 +86,7 @@ def from_dict(raw: Mapping[str, Any]) -> Experiment:
 def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
     """The tables `methods.NAME` of a file as dotted keys, those that set a kind before the kind's options."""
     if not isinstance(tables, Mapping):
-        raise InputError(f"methods is {_show(tables)}; it must have a table of settings for each method it names.")
+        raise InputError(f"methods is {_show(tables)}; it must hold a table of settings per method.")
     out = {}
     for method, table in tables.items():
         lookup(METHODS, method, "method")
@@ -100,13 +99,15 @@ def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
             )
         settings = flat(table)
         if wrong := [key for key in settings if key.split(".")[0] in ("method", "methods")]:
-            raise InputError(f"methods.{method} sets '{wrong[0]}'; it holds settings of this method, not another one.")
+            raise InputError(
+                f"methods.{method} sets '{wrong[0]}'; it holds settings of this method; it cannot choose another."
+            )
         out[method] = dict(sorted(settings.items(), key=lambda item: not item[0].endswith(".kind")))
     return out
 
 
 def tuned_on(raw: Mapping[str, Any]) -> list[int]:
-    """The seeds that a file says its settings were chosen on: results are to be reported on others."""
+    """The seeds that a file's settings were tuned on; report results on others."""
     seeds = raw.get("tuned_on", [])
     if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
         raise InputError(f"tuned_on is {_show(seeds)}; it must be a list of seeds, such as [1000, 1001].")
@@ -126,7 +127,8 @@ def _experiment(raw: Mapping[str, Any]) -> Experiment:
     written = values.pop("format", FORMAT)
     if written not in range(1, FORMAT + 1):
         raise InputError(
-            f"format is {_show(written)}, and this version of everfed reads formats up to {FORMAT}; use a newer one."
+            f"format is {_show(written)}, but this version of everfed reads formats up to {FORMAT}; use a newer "
+            "version."
         )
     clash = [key for key in ("policy", "server") if key in values]
     if "method" in values and clash:
@@ -182,7 +184,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint not in _PLAIN:
-        raise InputError(f"{where} has the type {hint}; an option of a file is a number, a text or a list of them.")
+        raise InputError(f"{where} has the type {hint}; an option must be a number, a string or a list of them.")
     if type(value) is not hint:
         raise InputError(f"{where} is {_show(value)}; it must be {_PLAIN[hint]}.")
     valid = choices(where)
@@ -216,7 +218,7 @@ def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
 def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     """The raw content of an experiment file, its paths made absolute.
 
-    trusted: whether a plugin that it names may lie beside it, or in the current folder.
+    trusted: whether its plugins may be loaded from its folder or the current folder.
     """
     try:
         raw = _in_todays_words(parse(path.read_text(encoding="utf-8"), str(path)))
@@ -257,9 +259,9 @@ def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def change(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set one dotted key of raw content in place; a new kind drops the old kind's options.
+    """Set one dotted key of raw content in place; a new kind resets the old kind's options.
 
-    What is set here holds for every method: it goes before the settings of one method alone.
+    It applies to every method, and overrides the settings of single methods.
     """
     *path, last = key.split(".")
     for settings in raw.get("methods", {}).values() if isinstance(raw.get("methods"), dict) else ():
@@ -304,7 +306,7 @@ def _default_part(name: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as typed on the command line: TOML if it reads as such, else the text itself."""
+    """A value from the command line: TOML if it parses, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,8 +1,8 @@
-"""One description of a run: everything it depends on, and nothing else.
+"""The description of a run: everything it depends on.
 
-Each part is a value of its room's table (a policy, a split, an optimiser, ...), so that a new row in a
-table is at once available in experiment files and on the command line; or the name of such a row; or, from
-Python, a live object of one's own: a module, arrays, a fleet, a policy, a loss.
+Each part is an instance of a registered kind (a policy, a split, an optimiser, ...), or its name, so that new kinds are
+available in experiment files and on the command line. In Python it may also be a live object: a module, arrays, a
+fleet, a policy, a loss.
 """
 
 from __future__ import annotations
@@ -48,61 +48,59 @@ from everfed.server.rules import ServerRule, Sum
 from everfed.server.table import SERVER_RULES
 from everfed.trainers.choose import TRAINERS
 
-_MOST_WRITTEN_OUT = 10_000  # cycles in an experiment file; what has more is kept beside it
+_MOST_WRITTEN_OUT = 10_000  # cycles in an experiment file; larger fleets are stored next to it
 
 
 class FleetSpec(Protocol):
-    """The shape of every kind of fleet in `FLEETS`. Fields are its options."""
+    """The protocol of the fleets in `FLEETS`. Fields are options."""
 
-    energy_unit: ClassVar[str]  # what its books are counted in
+    energy_unit: ClassVar[str]  # the unit of its energy accounts
 
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
-        """local_steps of a round, and how updates are sent, for fleets whose cost follows from them."""
+        """local_steps, encoding: determine the cost of a round for fleets of devices."""
         ...
 
     def pinned(self) -> Self:
-        """The same, tied to the content that the files it names have now."""
+        """The same, fixed to the current content of its files."""
         ...
 
     def with_files(self, place: Callable[[str, str], str]) -> Self:
-        """The same with its files elsewhere: place(path, sha256) says where."""
+        """The same with its files moved to place(path, sha256)."""
         ...
 
 
 @dataclass(frozen=True)
 class CycleFleet:
-    """A fleet from the paper's renewal cycles, dealt round the clients: client i has cycles[i mod len]."""
+    """A fleet from the paper's renewal cycles, assigned in turn: client i has cycles[i mod len]."""
 
     energy_unit: ClassVar[str] = "units"
     clients: int = 40
     cycles: tuple[int, ...] = (1, 5, 10, 20)
-    offsets: tuple[int, ...] = ()  # first round with energy: none, one a cycle, or one a client
+    offsets: tuple[int, ...] = ()  # first round with energy: none, one per cycle, or one per client
     arrivals: str = field(default="lump", metadata={"names": "arrivals"})
-    capacity: float = 0.0  # battery in units; 0: as large as the schedule needs
-    spell: float = 0.0  # rounds that markov's good spells last on average; 0: four
+    capacity: float = 0.0  # battery in units; 0: as large as needed
+    spell: float = 0.0  # mean length of markov's good spells in rounds; 0: four
 
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
         if encoding and len(encoding.choices()) > 1:
             raise InputError(
-                f"compression '{kind_of(encoding)}' weighs energy for sending against noise, and a fleet of cycles "
-                "has none in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
+                f"compression '{kind_of(encoding)}' trades the energy of sending against noise, but a fleet of cycles "
+                "has no energies in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
             )
         check_count("clients", self.clients)
         if len(self.cycles) == 0:
             raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
         if len(self.cycles) > self.clients:
             raise InputError(
-                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one a client."
+                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one per client."
             )
         if self.offsets and len(self.offsets) not in (len(self.cycles), self.clients):
             raise InputError(
                 f"{len(self.offsets)} offsets were given for {len(self.cycles)} cycles and {self.clients} clients; "
-                "give one a cycle, or one a client."
+                "give one per cycle, or one per client."
             )
         if self.spell and self.arrivals != "markov":
-            raise InputError(
-                f"spell is {self.spell:g}, but arrivals are '{self.arrivals}'; only those of 'markov' come in spells."
-            )
+            raise InputError(f"spell is {self.spell:g}, but arrivals are '{self.arrivals}'; only 'markov' has spells.")
         fleet = Fleet.from_cycles(
             np.resize(np.asarray(self.cycles), self.clients),
             np.resize(np.asarray(self.offsets), self.clients) if self.offsets else None,
@@ -115,7 +113,7 @@ class CycleFleet:
 
     @classmethod
     def of(cls, fleet: Fleet) -> CycleFleet | None:
-        """The description that builds this very fleet; None if there is none, or only a very long one."""
+        """The description of this fleet; None if there is none, or only a very long one."""
         kind = next((name for name, kind in ARRIVALS.items() if type(fleet.arrivals) is kind), None)
         cycles = shortest_pattern(fleet.cycles(), fleet.offsets())
         if kind is None or cycles > _MOST_WRITTEN_OUT:
@@ -137,7 +135,7 @@ class CycleFleet:
 
 
 def shortest_pattern(*columns: Ints) -> int:
-    """How many of the first clients tell all of them, dealt round: [1, 5, 1, 5] are told by two."""
+    """The length of the shortest pattern that the columns repeat: 2 for [1, 5, 1, 5]."""
     clients = len(columns[0])
     for length in range(1, min(clients, 64) + 1):
         if all(np.array_equal(np.resize(column[:length], clients), column) for column in columns):
@@ -148,7 +146,7 @@ def shortest_pattern(*columns: Ints) -> int:
 FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
 registry.table("fleet", FLEETS, FleetSpec)
 
-# Which table a part of an experiment comes from; nested parts (an optimiser's schedule) alike.
+# The table of each part of an experiment, and of nested parts (an optimiser's schedule).
 TABLES: dict[Any, dict[str, type[Any]]] = {
     Source: DATASETS,
     Split: SPLITS,
@@ -164,68 +162,68 @@ TABLES: dict[Any, dict[str, type[Any]]] = {
     Augment: AUGMENTS,
 }
 
-# What a part may be: a value of its table or a name there, or a live object.
+# A part may be an instance of a registered kind, its name, or a live object.
 DataPart = Source | CentralDataset | FederatedData | OnDemand | Sequence[tuple[Any, Any]] | str
 ModelPart = Model | nn.Module | Callable[[], nn.Module] | str
 
 
 class Seeds(NamedTuple):
-    """The seed of each kind of chance in a run."""
+    """The seed of each kind of random draw in a run."""
 
-    split: int  # who holds which samples, and which are held out for validation
+    split: int  # the split over clients, and the samples held out for validation
     init: int  # the model's initial weights
-    batch: int  # minibatches, crops, dropped activations, and how updates are rounded for sending
-    schedule: int  # when energy comes, what a round costs, and who trains when
+    batch: int  # minibatches, crops, dropout, and the rounding of quantised updates
+    schedule: int  # energy arrivals, the cost of rounds, and the schedule
 
 
-# Parts that have a table; in Python, a name stands for its row.
+# Parts that may be given by name.
 _PARTS = ("data", "split", "fleet", "policy", "server", "server_optimizer", "model", "client", "compression")
 
 
 def _later(default: Any, **metadata: str) -> Any:
-    """A key that files leave out where it has its default, so that the names of older folders stay as they are."""
+    """A key that files omit at its default, so that the names of older folders stay the same."""
     return field(default=default, metadata={"left_out": True, **metadata})
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The defaults are the preset digits at one rate for all methods: 40 clients, the paper's energy."""
+    """A run. The defaults are the preset digits with one rate for all methods: 40 clients, the paper's energy."""
 
     data: DataPart = Digits()
-    split: Split = ByEnergy()  # of data that nobody owns yet
+    split: Split = ByEnergy()  # of data that are not split yet
     fleet: FleetSpec | Fleet = CycleFleet()
     policy: Policy = UniformWindow()
     server: ServerRule = Sum()
     server_optimizer: ServerOptimizer = ServerSGD()
     model: ModelPart = Mlp()
-    # A decaying rate: the noise of unequal participation fades with it.
+    # With a decaying rate, the noise of unequal participation fades.
     client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
-    gradients: tuple[GradientRule, ...] = ()  # what changes gradients before the client's step, in this order
+    gradients: tuple[GradientRule, ...] = ()  # applied to gradients before the client's step, in this order
     compression: Compressor = Whole()
     rounds: int = 400
     local_steps: int = 5
     batch_size: int = 10
-    keep_state: bool = True  # a client's optimiser state survives to its next round
-    state_place: str = "device"  # where it is kept: on the device that trains, or on disk
+    keep_state: bool = True  # whether a client's optimiser state persists to its next round
+    state_place: str = "device"  # where it is kept: device (the one that trains) or disk
     eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
     seed: int = 0
     device: str = "auto"
     trainer: str = field(default="auto", metadata={"names": "trainer"})
-    # Whether it is compared with plain autograd on a little of the run's own data, before the run.
+    # Whether to compare it with plain autograd on a few of the run's samples before the run.
     check_trainer: bool = _later(True)
     precision: str = "float32"
-    # One kind of chance can be varied, or held still, by a seed of its own; None: it follows `seed`.
+    # Each kind of random draw can have its own seed; None: `seed`.
     split_seed: int | None = _later(None)
     init_seed: int | None = _later(None)
     batch_seed: int | None = _later(None)
     schedule_seed: int | None = _later(None)
-    # The part of the training samples that is held out of training and evaluated on, in place of the test set.
+    # The fraction of the training samples that is held out and evaluated on instead of the test set.
     validation: float = _later(0.0)
-    # Of (outputs, targets), a scalar. None: cross entropy for classes, squared error for float targets.
+    # A scalar function of (outputs, targets). None: cross entropy for classes, squared error for float targets.
     loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
-    # Names or functions of (outputs, targets), computed at every evaluation, besides loss and accuracy.
+    # Names or functions of (outputs, targets), computed at every evaluation in addition to loss and accuracy.
     metrics: tuple[str | Metric, ...] = _later((), names="metrics")
-    # The modules that its parts come from, whichever are asked for: they are what another process must import.
+    # The plugin modules that registered its parts, which other processes must import.
     plugins: tuple[str, ...] = _later(())
 
     def __post_init__(self) -> None:
@@ -254,12 +252,12 @@ class Experiment:
 
     @property
     def seeds(self) -> Seeds:
-        """Each kind of chance with the seed it has in this run."""
+        """The seed of each kind of random draw."""
         own = (self.split_seed, self.init_seed, self.batch_seed, self.schedule_seed)
         return Seeds(*(self.seed if seed is None else seed for seed in own))
 
     def same_run(self) -> Experiment:
-        """Equal for two experiments that differ in how their seeds are written, and in nothing that is run."""
+        """Equal for two experiments that differ only in how their seeds are written."""
         split, init, batch, schedule = self.seeds
         return replace(self, seed=0, split_seed=split, init_seed=init, batch_seed=batch, schedule_seed=schedule)
 
@@ -267,7 +265,7 @@ class Experiment:
     def of(
         cls, model: ModelPart, data: DataPart, fleet: FleetSpec | Fleet, method: str | Method | Policy, **settings: Any
     ) -> Experiment:
-        """From the words of `simulate`: a method stands for its policy and server rule."""
+        """From the arguments of `simulate`; a method selects a policy and a server rule."""
         for name in settings:
             if name not in cls.__dataclass_fields__:
                 raise InputError(unknown("setting", name, cls.__dataclass_fields__))
@@ -276,7 +274,7 @@ class Experiment:
 
     @property
     def method(self) -> str:
-        """The method's name, or the names of its policy and server rule if it has none."""
+        """The method's name, or the names of policy and server rule if it has none."""
         for name, method in METHODS.items():
             if (method.policy, method.server) == (self.policy, self.server):
                 return name
@@ -300,22 +298,22 @@ class Experiment:
         fleet = self.fleet if isinstance(self.fleet, Fleet) else self.fleet.build(self.local_steps, self.compression)
         if live and len(self.compression.choices()) > 1:
             raise InputError(
-                "this compression chooses bits by what a round costs a device; describe the fleet by its devices "
-                "(DeviceFleet) rather than by a Fleet that is built already."
+                "this compression chooses bits from a device's energy costs; describe the fleet by its devices "
+                "(DeviceFleet) instead of a built Fleet."
             )
         fleet.check_rounds(self.rounds)
         return fleet
 
     def pinned(self) -> Experiment:
-        """The same, tied to the content that the files it names have now."""
+        """The same, fixed to the current content of its files."""
         return self if isinstance(self.fleet, Fleet | Live) else replace(self, fleet=self.fleet.pinned())
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
         if isinstance(self.data, FederatedData | OnDemand):
             if self.validation:
                 raise InputError(
-                    "validation holds samples out before clients own them, and these data have owners already; leave "
-                    "validation at 0 and give the validation set in the test set's place."
+                    "validation holds samples out before the split, but these data are already split; leave "
+                    "validation at 0 and pass the validation set as the test set."
                 )
             return self.data
         seed = self.seeds.split
@@ -327,11 +325,11 @@ class Experiment:
 
 
 def _take_part(experiment: Experiment, name: str) -> None:
-    """Names become values of their table, and lists of (x, y) data of clients."""
+    """Convert names to instances, and lists of (x, y) to federated data."""
     value = getattr(experiment, name)
     if name == "gradients":
         if hasattr(value, "adjust") or isinstance(value, str):
-            raise InputError(f"gradients is {value!r}; it must be a list of such rules, as in [Clip(1.0)].")
+            raise InputError(f"gradients is {value!r}; it must be a list of rules, such as [Clip(1.0)].")
         taken: Any = tuple(
             lookup(GRADIENT_RULES, one, "gradient rule")() if isinstance(one, str) else one for one in value
         )
@@ -353,7 +351,7 @@ def _take_part(experiment: Experiment, name: str) -> None:
 
 
 def _with_plugins(loaded: None, values: dict[str, Any]) -> Experiment:
-    """An experiment from a pickle, which has loaded its plugins before the values that need them."""
+    """Unpickle an experiment after its plugins have been loaded."""
     return Experiment(**values)
 
 
@@ -367,7 +365,7 @@ def kind_of(value: Any) -> str:
 
 
 def choices(name: str) -> list[str] | None:
-    """Valid texts of a plain key, where it has a fixed set."""
+    """Valid values of a plain key, if it has a fixed set."""
     return {
         "trainer": list(TRAINERS),
         "device": ["auto", "cpu", "cuda"],

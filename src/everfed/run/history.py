@@ -1,4 +1,4 @@
-"""What a run leaves behind: one record per round, and the trained model."""
+"""The results of a run: one record per round, and the trained model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everfed.learning.evaluate import Metrics
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in one round."""
+    """The record of one round."""
 
     round: int
     participants: Ints
@@ -22,7 +22,7 @@ class RoundRecord:
     round_weight: float  # W_r: the participants' coefficients summed; 1 on average if unbiased
     energy: Books  # up to and including this round
     update_norm: float  # length of the server's step
-    train_loss: float | None  # mean minibatch loss of the participants; None if nobody trained
+    train_loss: float | None  # mean minibatch loss of the participants; None if no client trained
     metrics: Metrics | None  # where evaluated: after the update
     seconds: float
     dropped: tuple[int, ...] = ()  # participants whose update was not finite and was left out

@@ -1,7 +1,7 @@
-"""Live objects of the user's own in an experiment, and how a run folder names them.
+"""Live objects in an experiment, and how a run folder refers to them.
 
-A module, arrays or a policy that is in no table cannot be written into a file. What is written is a name and a
-fingerprint of the content: enough to recognise the object when the run is resumed, and to tell two runs apart.
+A module, arrays or an unregistered policy cannot be written to a file. The file holds a name and a fingerprint of the
+content instead, which identify the object when the run is resumed and distinguish runs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Feed = Callable[[bytes], None]
 
 
 class NotHereError(InputError, AttributeError):
-    """A live object is needed, and only its name is known."""
+    """A live object is needed, but only its name is known."""
 
 
 @dataclass(frozen=True)
 class Live:
-    """An object of the user's own, as a run folder names it."""
+    """A live object as a run folder names it."""
 
     name: str
     fingerprint: str
@@ -49,13 +49,13 @@ class Live:
 
 
 def describe(value: Any) -> dict[str, str]:
-    """What a file says of a live object."""
+    """The entry of a live object in a file."""
     known = value if isinstance(value, Live) else Live(_name(value), fingerprint(value))
     return {"kind": KIND, "name": known.name, "fingerprint": known.fingerprint}
 
 
 def recall(raw: Any) -> Live | None:
-    """The live object that a file names here, if it does."""
+    """The live object named by this entry, if it is one."""
     if isinstance(raw, Mapping) and raw.get("kind") == KIND and raw.keys() == {"kind", "name", "fingerprint"}:
         return Live(str(raw["name"]), str(raw["fingerprint"]))
     return None
@@ -74,7 +74,7 @@ def restored(value: Any, known: Mapping[str, Any]) -> Any:
 
 
 def refuse_absent(experiment: Any) -> None:
-    """An experiment can only run if all its parts are there."""
+    """Check that no part of the experiment is missing."""
 
     def check(part: Any) -> Any:
         if isinstance(part, Live):
@@ -119,7 +119,7 @@ def _name(value: Any) -> str:
 
 
 def _feed(value: Any, feed: Feed, inside: tuple[int, ...]) -> None:
-    """Hand all that makes an object what it is to a hash; inside: the objects around it, against circles."""
+    """Feed an object's content to a hash; inside: the enclosing objects, to detect cycles."""
     if id(value) in inside:
         return feed(b"circle")
     inside = (*inside, id(value))
@@ -152,7 +152,7 @@ def _feed(value: Any, feed: Feed, inside: tuple[int, ...]) -> None:
         return _feed(vars(value), feed, inside)
     except TypeError:
         raise InputError(
-            f"{type(value).__name__} objects cannot be told apart by their content, so a run with one cannot be "
+            f"{type(value).__name__} objects cannot be identified by their content, so a run with one cannot be "
             "stored; make it a dataclass, or register it as a plugin."
         ) from None
 
@@ -163,7 +163,7 @@ def _feed_each(items: Iterable[Any], feed: Feed, inside: tuple[int, ...]) -> Non
 
 
 def _feed_code(value: Any, feed: Feed, inside: tuple[int, ...]) -> None:
-    """A function or a class: its name, its text, and what it closes over. Those of libraries by their names alone."""
+    """A function or a class: its name, source and closure. For libraries, only the name."""
     feed(f"{value.__module__}.{value.__qualname__};".encode())
     if str(value.__module__).split(".")[0] in ("builtins", "torch", "numpy", "everfed"):
         return

@@ -1,4 +1,4 @@
-"""The loop: Algorithm 1, round by round, wherever the rounds come from."""
+"""The training loop, independent of where clients train."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from everfed.server.step import Server
 
 @dataclass
 class Run:
-    """A run, set up and ready: iterate over it for one RoundRecord per round.
+    """A run, ready to start: iterate over it for one RoundRecord per round.
 
-    `params` is the server's model as it is now, so that a consumer may look at it, or stop early with
-    `break` and keep what was learnt. Progress bars, early stopping and storage are consumers too.
+    `params` is the server's current model, so a consumer may inspect it, or stop early with `break` and keep it.
+    Progress bars, early stopping and storage are consumers too.
     """
 
     setup: Setup
@@ -45,7 +45,7 @@ class Run:
         return self.rounds
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        """Goes on where the run is: at its start, or where `load_state_dict` put it."""
+        """Continues from the current round: the first, or the one set by `load_state_dict`."""
         server, experiment = self.server, self.experiment
         every, bits = experiment.evaluation_interval, self.setup.fleet.message_bits
         for number in range(self.done, self.rounds):
@@ -67,14 +67,14 @@ class Run:
             )  # fmt: skip
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that the rest of the run depends on. Chance needs no state: it is a function of the round."""
-        # Copies: tensors that share memory cannot be written side by side.
+        """Everything that later rounds depend on. Random draws need no state: they are functions of the round."""
+        # Copies, since safetensors cannot write tensors that share memory.
         parts = self.setup.layout.unflatten(self.server.params).items()
         model = {f"model.{name}": value.clone() for name, value in parts}
         return {**model, "round": torch.tensor(self.done), **self.source.state_dict(), **self.server.state_dict()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a state of a run with the same settings, bit for bit."""
+        """Continue from the state of a run with the same settings, bit for bit."""
         model = [state[f"model.{name}"].reshape(-1) for name in self.setup.layout.names]
         self.server.params = torch.cat(model).to(self.setup.device)
         self.done = int(state["round"])
@@ -83,5 +83,5 @@ class Run:
 
     @property
     def params(self) -> dict[str, Tensor]:
-        """The server's model now, as a state_dict on the CPU (buffers and frozen parameters included)."""
+        """The server's current model, as a state_dict on the CPU (buffers and frozen parameters included)."""
         return self.setup.state_dict(self.server.params)

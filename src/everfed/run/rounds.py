@@ -1,6 +1,6 @@
-"""Where the rounds of a run come from. The loop knows only `Rounds`; this file has the way that trains here.
+"""Sources of rounds. The loop only knows the protocol `Rounds`; this file has the one that trains locally.
 
-Ray workers (`everfed.ray`) and devices on a network (`everfed.flower`) are other ways.
+`everfed.ray` and `everfed.flower` have others, for Ray workers and for devices on a network.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from everfed.scheduling.plan import PlanStep, Schedule
 
 @dataclass(frozen=True)
 class Training:
-    """How a run trains, for people and for its folder."""
+    """How a run trains, for its folder and `--explain`."""
 
     trainer: str
-    at_once: int  # the most clients that are trained side by side
+    at_once: int  # the largest number of clients trained together
     parts: list[str]  # how each part of the model is trained
-    check: Check | None  # how the trainer compared with plain autograd; None where nobody compared it
+    check: Check | None  # how the trainer compared with plain autograd; None if not compared
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "check": self.check.to_dict() if self.check else None}
 
 
 class Rounds(Protocol):
-    """The shape of every way to get a round."""
+    """The protocol of a source of rounds."""
 
     def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
-        """Who takes part in this round, and what they made of the server's parameters.
+        """The participants of this round, and their results.
 
-        Results come in the order of the step's clients, in as many parts as suit the memory; a part is good
-        until the next one is asked for.
+        Results come in the order of the step's clients, in chunks that fit into memory; a chunk is valid until the next
+        one is requested.
         """
         ...
 
@@ -52,7 +52,7 @@ class Rounds(Protocol):
 
 
 class LocalRounds:
-    """A schedule decides who takes part; a trainer trains them, on this machine or through it."""
+    """A schedule chooses the participants, and a trainer trains them."""
 
     def __init__(self, schedule: Schedule, trainer: Trainer) -> None:
         self.schedule, self.trainer = schedule, trainer

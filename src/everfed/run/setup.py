@@ -1,7 +1,6 @@
-"""What every way to run an experiment is built from: its fleet, data, model, server, trainer and evaluator.
+"""The parts of a run: fleet, data, model, server, trainer and evaluator.
 
-Each is made once and handed to whoever needs it. A Ray worker asks for a trainer and no server; a Flower server
-for no trainer; a run on this machine for all of them.
+A Ray worker needs a trainer but no server, a Flower server no trainer, a local run all of them.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from everfed.trainers import choose
 
 
 class Setup:
-    """An experiment's fleet, data and model, checked against each other and on the device."""
+    """An experiment's fleet, data and model, checked for consistency and moved to the device."""
 
     def __init__(self, experiment: Experiment, data: FederatedData | OnDemand | None = None) -> None:
-        """data: in place of the experiment's own."""
+        """data: overrides the experiment's data."""
         refuse_absent(experiment)
         self.experiment = experiment
         self.device = resolve_device(experiment.device)
@@ -74,7 +73,7 @@ class Setup:
         starts: Starts | None = None,
         memory_budget: int | None = None,
     ) -> Trainer:
-        """gradients, starts: what the server rule asks of clients. memory_budget: bytes for those trained at once."""
+        """gradients, starts: required by the server rule. memory_budget: bytes for those trained at once."""
         if memory_budget is not None:
             check_count("memory_budget", memory_budget)
         e = self.experiment
@@ -95,9 +94,9 @@ class Setup:
         )
 
     def look_ahead(self, waits: bool = False, strict_horizon: bool = False) -> bool:
-        """Warn of windows that are cut short and of clients that never train; False: too large a run to look ahead.
+        """Warn about cut windows and clients that never train; False: the run is too large to look ahead.
 
-        waits: whether the server rule moves nothing before everybody has taken part.
+        waits: whether the model does not move until every client has taken part.
         """
         rounds = self.experiment.rounds
         check_horizon(self.fleet, rounds, strict_horizon)
@@ -111,21 +110,21 @@ class Setup:
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """auto takes a GPU if there is one; cuda asked for and absent is an error."""
+    """auto uses a GPU if there is one; cuda without a GPU is an error."""
     name = str(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name != "cpu" and not name.startswith("cuda"):
         raise InputError(f"the device is '{name}'; it must be auto, cpu or cuda.")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"the device '{name}' was asked for, but torch sees no GPU here; use device 'cpu' or 'auto'.")
+        raise InputError(f"the device '{name}' was requested, but torch finds no GPU; use device 'cpu' or 'auto'.")
     return torch.device(name)
 
 
 def _instance(
     model: models.Model | nn.Module | Callable[[], nn.Module] | str, data: FederatedData | OnDemand, seed: int
 ) -> nn.Module:
-    """The initial model: a copy of the user's, or a new one made under the seed."""
+    """The initial model: a copy of the user's, or a new one initialised with the seed."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
@@ -138,7 +137,7 @@ def _instance(
             kind = models.MODELS[model]() if isinstance(model, str) else model
             return kind.build(data.input_shape(), data.classes)
         if not callable(model):
-            raise InputError(f"the model is {model!r}; give a module, a function that makes one, or a name.")
+            raise InputError(f"the model is {model!r}; give a module, a function that returns one, or a name.")
         made = model()
         if not isinstance(made, nn.Module):
             raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")

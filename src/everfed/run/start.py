@@ -1,4 +1,4 @@
-"""A run on this machine: the parts, put together."""
+"""A run on this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def start(
     memory_budget: int | None = None,
     strict_horizon: bool = False,
 ) -> Run:
-    """An experiment, set up to run here: iterate over it for one RoundRecord per round.
+    """Set up an experiment on this machine; iterate over the result for one RoundRecord per round.
 
-    on_divergence: "stop" raises DivergenceError, "skip" leaves updates that are not finite out.
-    memory_budget: bytes for the clients trained at once; None: from what is free.
-    strict_horizon: refuse a horizon that cuts some client's last window short, rather than warn of it.
+    on_divergence: "stop" raises DivergenceError, "skip" ignores updates that are not finite.
+    memory_budget: bytes for the clients trained at once; None: from the free memory.
+    strict_horizon: raise an error instead of a warning if the horizon cuts some client's last window short.
     """
     setup = Setup(experiment)
     server = setup.server(on_divergence)

@@ -1,1 +1,1 @@
-"""Who trains when, decided by each client for itself."""
+"""Schedules: each client decides when it trains."""

@@ -1,7 +1,7 @@
-"""Energy that comes at uneven times, but foreseen: a timetable, a tide, a forecast one can trust.
+"""Energy that arrives at irregular but known times: a timetable, a tide, an exact forecast.
 
-A client that knows when its next unit comes can do what Algorithm 1 does with even windows: choose
-a random round up to then, and scale by the number of rounds there were to choose from.
+A client that knows when its next unit arrives can choose a random round before it and scale by the number of rounds to
+choose from, as Algorithm 1 does with equal windows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ class KnownArrivals(Policy):
     A unit comes in round r and the next one in r + G: train in r + J, J uniform on 0..G-1, scale G.
     Whatever the arrivals are, each round between them has P[join] = 1/G, so E[join * scale] = 1 in
     every round from the first arrival on, nights included (Güler and Yener, ISIT 2021). With even
-    gaps this is Algorithm 1. If units come by chance, independently, it is not worth the knowledge:
-    a round is likelier to lie in a long gap, and the weight varies twice as much as that of a client
-    that trains as energy comes.
+    gaps this is Algorithm 1. Do not use it for units that arrive independently at random: a round is more likely to lie
+    in a long gap, and the variance of the weight is twice that of a client that trains on arrival.
 
-    horizon: how many rounds ahead the client knows. If nothing comes within it, the client chooses
-    among these rounds, and is silent in the rest of the gap. A slot that the battery cannot pay for
-    is skipped: energy that trickles in needs room for two units.
+    horizon: how many rounds ahead the client knows. If nothing arrives within it, the client chooses among these rounds
+    and does not train in the rest of the gap. Slots without enough energy are skipped; energy that accumulates
+    gradually needs a battery of two units.
     """
 
     horizon: int = 1000
@@ -60,7 +59,7 @@ class KnownArrivals(Policy):
 
     def step(self, state: State, view: View) -> Decision:
         if view.forecast is None:
-            raise InputError("a client of known arrivals was given no forecast; its view must hold one.")
+            raise InputError("known-arrivals needs a forecast, but the view has none.")
         opened, slot, scale = (state[name].reshape(-1) for name in ("opened", "slot", "scale"))
         known, closes = view.forecast.opened.reshape(-1), view.forecast.closes.reshape(-1)
         fresh = np.flatnonzero(opened != known)
@@ -82,13 +81,13 @@ class KnownArrivals(Policy):
 
 
 class Outlook:
-    """When each client's units come: the last one up to a round, and the next one after it.
+    """When each client's units arrive: the last one up to a round, and the next one.
 
-    Arrivals are functions of the round, so whoever simulates a fleet can read them ahead. A unit
+    Arrivals are functions of the round, so a simulation can read them ahead. A unit
     "comes" in the round in which a client's spare energy, that which no earlier unit is made of,
     reaches one unit: with whole units when they arrive, with a trickle when it has added up. Losses
     in charging, standby and leakage are taken off, except what leaks from a unit that waits. Of
-    several units at once, one a round comes.
+    several units at once, one per round comes.
 
     Every round is looked at once, and at most `horizon` rounds ahead; a gap that is longer closes
     there.

@@ -1,4 +1,4 @@
-"""Clients of one cycle spread evenly over it, without a word between them: less variance, same mean.
+"""Clients of equal cycle spread evenly over time without communication: less variance, same mean.
 
 In Algorithm 1 peers (clients with the same cycle and start) draw their slots independently, so some
 rounds see many of them and some none. Here they share the draw. With rank k of n peers, handed out at
@@ -7,9 +7,9 @@ enrolment, and per window a public permutation pi and a public shift V uniform o
     J = floor( E * frac( pi(k) / n + V ) ).
 
 For any one client frac(const + V) is uniform, so P[J = j] = 1/E exactly, whatever its rank, even if n is
-wrong or ranks have holes: such errors cost balance, never bias. The n points are equally spaced, so
-every round sees floor(n/E) or ceil(n/E) of the peers. A rank taken modulo E would not do: with n < E all
-peers would follow each other in n rounds of E.
+wrong or ranks have holes: such errors reduce the balance but cause no bias. The n points are equally spaced, so
+every round sees floor(n/E) or ceil(n/E) of the peers. Using the rank modulo E fails for n < E: all peers would train in
+the same n consecutive rounds of E.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from everfed.scheduling.policies import Clients, State, UniformWindow
 
 @dataclass(frozen=True)
 class Lattice(UniformWindow):
-    """Algorithm 1 with peers on a randomly shifted lattice: one slot a window, P[join] = 1/E, scale E.
+    """Algorithm 1 with peers on a randomly shifted lattice: one slot per window, P[join] = 1/E, scale E.
 
-    What the peers' updates have in common no longer varies with who is there: in the paper's fleet the
-    variance of a round's weight falls from 0.2 to 0.0625. Where peers differ as much from each other as
-    from zero it gains nothing. redraw: False draws permutation and shift once for the whole run, so that
-    a client trains exactly every E rounds and trickling energy needs a battery of one unit only; the only
-    chance left is the common phase, and the same peers meet again and again.
+    This removes the variance of the part that the peers' updates have in common: in the paper's fleet the variance of a
+    round's weight falls from 0.2 to 0.0625. If peers' updates have nothing in common, it gains nothing. redraw: False
+    draws permutation and shift once for the whole run, so that a client trains exactly every E rounds and trickling
+    energy needs a battery of one unit only; only the common phase is random, and the same peers always train together.
 
     Not for clients that cannot be given a rank, nor with peers whose batteries differ (a skipped slot
     leaves a gap in the lattice).
@@ -45,8 +44,8 @@ class Lattice(UniformWindow):
     def init(self, clients: Clients, round: int = 0) -> State:
         if clients.ranks is None or clients.peers is None:
             raise InputError(
-                "the lattice needs each client's rank among the clients of its cycle and start, and how many "
-                "they are; hand both out when a client enrols."
+                "the lattice needs each client's rank among the clients with its cycle and start, and their number; "
+                "assign both when a client enrols."
             )
         return super().init(clients, round)
 

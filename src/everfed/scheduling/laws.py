@@ -1,8 +1,8 @@
-"""Exact laws: the chance and the scale of every client in every round, where they can be known.
+"""Exact laws: the probability and scale of every client in every round, if known.
 
-A law is looked up by the exact types of the policy and of the arrivals, and given only if it holds for this
-fleet: its storage, its batteries, its offsets, this horizon. A subclass may decide differently from its
-parent, so it inherits no law; it may define one of its own (`law`).
+A law is looked up by the exact types of policy and arrivals, and returned only if it holds for this fleet (storage,
+batteries, offsets) and horizon. Subclasses do not inherit a law, since they may decide differently; they may define
+`law`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The plan: who trains in which round, with which scale, as plain data, before any training.
+"""The plan: which clients train in which round with which scale, before any training.
 
-It depends on energy and chance alone, never on the model, and is produced one round at a time,
-so a million clients cost one pass over arrays and no rounds-by-clients matrix ever exists.
+It depends only on energy and random draws, not on the model, and is computed one round at a time, without a
+rounds-by-clients matrix.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class PlanStep:
     """One round of a plan."""
 
     round: int
-    clients: Ints  # who trains, ascending
+    clients: Ints  # the participants, ascending
     scales: Floats  # what each multiplies its update by
-    energy: Books  # the fleet's books, up to and including this round
+    energy: Books  # the fleet's energy accounts, up to and including this round
 
 
 class Schedule:
     """A fleet under a policy, stepped round by round: energy arrives, clients decide, pay.
 
-    seed may have shape [S, 1]; every array then has shape [S, N], one row a seed.
+    seed may have shape [S, 1]; every array then has shape [S, N], one row per seed.
     """
 
     def __init__(self, fleet: Fleet, policy: Policy, seed: Seeds) -> None:
         self.fleet, self.policy, self.seed = fleet, policy, seed
         clients = Clients.of(fleet, seed)
-        # Who imagines energy without end imagines batteries that last.
+        # Policies that assume unlimited energy have no brown-outs.
         storage = fleet.storage
         if policy.energy is Energy.UNLIMITED:
             storage = replace(storage, browns_out=False, cost_spread=0.0)
@@ -61,7 +61,7 @@ class Schedule:
         return PlanStep(round, clients, scale[clients], self.battery.books())
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """All that later rounds depend on: what the policy keeps, and the batteries."""
+        """Everything that later rounds depend on: the policy's state and the batteries."""
         kept = {f"policy.{k}": v for k, v in self.state.items() if isinstance(v, np.ndarray)}
         return kept | {f"battery.{k}": v for k, v in self.battery.state_dict().items()}
 
@@ -70,16 +70,16 @@ class Schedule:
         self.battery.load_state_dict(part_of(state, "battery."))
 
     def step(self, round: int) -> tuple[Bools, Floats]:
-        """Who joins this round, and the scale each would use."""
+        """Which clients join this round, and the scale of each."""
         self.arrive(round)
         return self.decide(round)
 
     def arrive(self, round: int) -> None:
-        """The first half of a round: its energy comes."""
+        """The first half of a round: energy arrives."""
         self.battery.charge(self.fleet.arrivals.harvest(round, self.seed))
 
     def decide(self, round: int) -> tuple[Bools, Floats]:
-        """The second half: clients decide, and those who join pay."""
+        """The second half: clients decide, and those that join spend energy."""
         forecast = self.outlook.at(round) if self.outlook else None
         view = View(round, self.battery.affords(), self.battery.level, forecast)
         join, scale, self.state = self.policy.step(self.state, view)
@@ -110,11 +110,11 @@ def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
         return
     first = cut[0]
     message = (
-        f"{rounds} rounds do not hold a whole number of windows for {len(cut)} of {len(fleet)} clients "
+        f"{rounds} rounds do not contain a whole number of windows for {len(cut)} of {len(fleet)} clients "
         f"(client {some(cut, 3)}; the first has a cycle of {fleet.cycles()[first]}"
         + (f" from round {fleet.offsets()[first]}" if fleet.offsets()[first] else "")
         + "); their last window is cut short."
     )
     if strict:
-        raise InputError(message + " Choose a multiple of every cycle, or leave strict_horizon off.")
+        raise InputError(message + " Choose a multiple of every cycle, or turn strict_horizon off.")
     warn(message, 2)

@@ -1,13 +1,12 @@
-"""Policies: each client decides, from what it can see of itself, whether to train this round.
+"""Policies: each client decides from its own state whether to train in a round.
 
-A policy is `init(clients, round) -> state`, `step(state, view) -> (join, scale, state)` and, where a server has
-the last word, `grant(wishes) -> granted`, written once over arrays whose last axis is the clients. A simulation
-steps a fleet of N, a device steps a fleet of one, an audit steps S seeds of N clients (shape [S, N]), all with the
-same code. `step` sees only the present, so a policy cannot use the future, unless it asks for `foresight` and is
-given a forecast; `init` works at any round, so a device that lost power mid-run arrives at the same decisions as
-one that did not.
+A policy has `init(clients, round) -> state`, `step(state, view) -> (join, scale, state)` and, if the server decides,
+`grant(wishes) -> granted`, over arrays whose last axis is the clients. A simulation steps a fleet of N, a device a
+fleet of one, and an audit S seeds of N clients (shape [S, N]), with the same code. `step` sees only the present, so a
+policy cannot use the future unless it has `foresight` and receives a forecast. `init` works at any round, so a device
+makes the same decisions after a power cut.
 
-A step may reuse the arrays of the state it is given: keep the returned state, drop the old one.
+A step may modify the arrays of its state: use only the returned state afterwards.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clients:
-    """What each client knows of itself for good: who it is, its cycle, when it starts, its battery.
+    """The constants of each client: its number, cycle, start and battery.
 
-    Clients with the same cycle and the same start are peers. Each may know its rank among them, handed
-    out when it enrols: some schedules use it to keep out of each other's way.
+    Clients with the same cycle and the same start are peers. Each may know its rank among them, assigned when it
+    enrols; the lattice uses it to spread peers over time.
     """
 
     ids: Ints
@@ -41,8 +40,8 @@ class Clients:
     seed: Seeds
     capacity: Floats  # of its battery, in units
     ranks: Ints | None = None  # 0 .. peers - 1
-    peers: Ints | None = None  # how many they are, itself included
-    again: Floats | None = None  # chance that a round with a unit is followed by another; NaN: not such a supply
+    peers: Ints | None = None  # the number of peers, itself included
+    again: Floats | None = None  # probability that a round with a unit is followed by another; NaN: unknown
 
     @classmethod
     def of(cls, fleet: Fleet, seed: Seeds) -> Clients:
@@ -51,24 +50,24 @@ class Clients:
         return cls(np.arange(len(fleet)), cycles, offsets, seed, fleet.capacity, ranks, peers, unit_follows_unit(fleet))
 
     def part(self, which: Ints) -> Clients:
-        """Some of the clients, each with all that it knows: a device is a part of one."""
+        """Some of the clients; for a device, one."""
         knows = (self.ids, self.cycles, self.offsets, self.seed, self.capacity, self.ranks, self.peers, self.again)
         return Clients(*(k if k is self.seed or k is None else k[which] for k in knows))  # type: ignore[arg-type, index]
 
     def shape(self) -> tuple[int, ...]:
-        """Shape of one value per client: [N], or [S, N] for S seeds side by side."""
+        """Shape of one value per client: [N], or [S, N] for S seeds."""
         return np.broadcast_shapes(np.shape(self.seed), self.ids.shape)
 
 
 class Forecast(NamedTuple):
-    """What a client that foresees its energy knows of it: the gap that this round lies in."""
+    """A client's forecast: the gap between arrivals that contains this round."""
 
-    opened: Ints  # the round of its latest unit, up to now; -1: none came yet
-    closes: Ints  # the round of its next one, or where the forecast ends
+    opened: Ints  # the round of its latest unit; -1: none yet
+    closes: Ints  # the round of its next unit, or the end of the forecast
 
 
 class View(NamedTuple):
-    """What each client can see at the start of a round, after the round's energy has arrived."""
+    """What each client observes at the start of a round, after the round's energy has arrived."""
 
     round: int
     affords: Bools  # its battery holds one round's energy
@@ -83,39 +82,39 @@ class Decision(NamedTuple):
 
 
 class Energy(Enum):
-    """What a policy makes of energy that is not there."""
+    """How a policy treats missing energy."""
 
-    OBEYED = "obeyed"  # nobody joins without the energy of a round
-    IGNORED = "ignored"  # clients join all the same, and overdraw
-    UNLIMITED = "unlimited"  # energy without end is imagined, as a bound for the others
+    OBEYED = "obeyed"  # clients join only with the energy of a round
+    IGNORED = "ignored"  # clients join without it, and overdraw
+    UNLIMITED = "unlimited"  # energy is assumed to be unlimited, as an upper bound
 
 
 class Policy(ABC):
     """The base of every policy: `step` decides, everything else has a default. `POLICIES` lists the built-in ones."""
 
     energy: ClassVar[Energy] = Energy.OBEYED
-    learns: ClassVar[bool] = False  # whether its state is experience, which a reboot must not lose
+    learns: ClassVar[bool] = False  # whether its state is learnt, so that a reboot must not lose it
 
     @property
     def foresight(self) -> int:
-        """How many rounds ahead it must be told when energy comes; 0: it lives in the present."""
+        """How many rounds ahead it needs to know arrivals; 0: none."""
         return 0
 
     @property
     def coordinated(self) -> bool:
-        """Whether a wish to join needs the server's leave: where a class has its own `grant`."""
+        """Whether the server decides who joins, which is so if a class overrides `grant`."""
         return type(self).grant is not Policy.grant
 
     def init(self, clients: Clients, round: int = 0) -> State:
-        """What the clients know when this round begins, and nothing has happened to them yet."""
+        """The clients' initial state at the start of this round."""
         return {"clients": clients}
 
     @abstractmethod
     def step(self, state: State, view: View) -> Decision:
-        """Who wishes to join this round, with which scale, and what they know afterwards."""
+        """Which clients wish to join this round, their scales, and the new state."""
 
     def grant(self, wishes: Bools) -> Bools:
-        """What the server lets happen, given every client's wish."""
+        """Which clients the server allows to join, given all wishes."""
         return wishes
 
 
@@ -131,8 +130,8 @@ def ranked(cycles: Ints, offsets: Ints) -> tuple[Ints, Ints]:
 
 
 def unit_follows_unit(fleet: Fleet) -> Floats:
-    """[N] the chance that a round with a unit is followed by another one, where whole units come by chance into
-    batteries that keep them; NaN elsewhere."""
+    """[N] the probability that a round with a unit is followed by another one, for random whole units and lossless
+    batteries; NaN otherwise."""
     arrivals, storage = fleet.arrivals, fleet.storage
     if storage.lossless:
         if type(arrivals) is BernoulliArrivals:
@@ -152,7 +151,7 @@ class UniformWindow(Policy):
 
     Window q of a client covers rounds o + qE .. o + (q+1)E - 1; its slot is o + qE + J with J
     uniform on 0..E-1, and the update is scaled by E. Then P[join] = 1/E in every round, so
-    E[join * scale] = 1. A slot that the battery cannot pay for is skipped.
+    E[join * scale] = 1. Slots without enough energy are skipped.
 
     scaled: False leaves the update as it is (an ablation: random timing, biased weights).
     """
@@ -181,7 +180,7 @@ class UniformWindow(Policy):
         return Decision((slot == view.round) & view.affords, state["scale"], state)
 
     def _slot(self, clients: Clients, which: Any, window: Ints) -> Ints:
-        """J for these clients' windows. A window of one round leaves no choice, so no draw."""
+        """J for these clients' windows. A window of one round needs no draw."""
         cycles, ids = clients.cycles[which], clients.ids[which]
         slot = np.zeros((*clients.shape()[:-1], len(ids)), np.int64)
         waits = np.flatnonzero(cycles > 1)
@@ -193,10 +192,10 @@ class UniformWindow(Policy):
 class Greedy(Policy):
     """Benchmark 1: train as soon as the battery holds one round's energy.
 
-    scaled: True multiplies the update by E. With energy that comes at fixed times this is an
-    ablation: unbiased over a window, but all rare clients speak in the same rounds. With energy that
-    comes at random (bernoulli, uniform-in-block, markov) it is the unbiased rule of Güler and Yener
-    (ISIT 2021): every round counts each client once on average, and no unit has to wait.
+    scaled: True multiplies the update by E. If energy arrives at fixed times, this is an ablation: unbiased over a
+    window, but all rare clients train in the same rounds. If energy arrives at random (bernoulli, uniform-in-block,
+    markov), it is the unbiased rule of Güler and Yener (ISIT 2021): the mean weight of each client is 1 in every round,
+    and no unit has to wait.
     """
 
     scaled: bool = False
@@ -210,9 +209,9 @@ class Greedy(Policy):
 
 @dataclass(frozen=True)
 class WaitForAll(Policy):
-    """Benchmark 2: nobody trains until every battery holds one round's energy; then all do.
+    """Benchmark 2: all clients train when every battery holds one round's energy, and none before.
 
-    A client can only say that it is ready; the server grants the round when all are.
+    Clients report that they are ready; the server grants the round when all are.
     """
 
     def init(self, clients: Clients, round: int = 0) -> State:
@@ -227,7 +226,7 @@ class WaitForAll(Policy):
 
 @dataclass(frozen=True)
 class Always(Policy):
-    """Everybody in every round, as if energy were free: the upper bound, FedAvg."""
+    """FedAvg with unlimited energy: every client in every round, as an upper bound."""
 
     energy: ClassVar[Energy] = Energy.UNLIMITED
 
@@ -240,10 +239,10 @@ class Always(Policy):
 
 @dataclass(frozen=True)
 class Bernoulli(Policy):
-    """An independent coin with chance 1/E in every round, scale E, whatever the battery holds.
+    """Train with probability 1/E in every round, independently and whatever the battery holds; scale E.
 
-    Conditionally unbiased, unlike the window schedule, at the price of more variance and of
-    energy that is not there. It is what the paper's convergence proof really covers.
+    Conditionally unbiased, unlike the window schedule, but with more variance, and it overspends energy. This is the
+    schedule that the paper's convergence proof covers.
     """
 
     energy: ClassVar[Energy] = Energy.IGNORED

@@ -1,4 +1,4 @@
-"""Clients that never train: who they are, in groups, and why, in words."""
+"""Clients that never train, by group, with the reason."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from everfed.errors import some, warn
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy, Policy
 
-# Clients times rounds that are worth a look ahead; a run of more is judged when it has ended.
+# Clients times rounds up to which a run is checked ahead; larger ones are checked after the run.
 _MOST_STEPS = 2_000_000
 
-_LATE = "their first energy comes when the run is over"
+_LATE = "their first energy arrives after the run"
 _NOTHING = "they harvest nothing"
 _LITTLE = "they harvest less than one round costs"
 _STANDBY = "standby draws what they harvest"
 _LOSSES = "charging losses and leakage take what they harvest"
 _SMALL = "their battery holds less than one round costs"
-_TOGETHER = "the policy waits for a round in which everybody has energy, and there is none"
-_UNLUCKY = "they could have paid for a round, but the policy gave them none in time"
-_LOST = "they could have paid for a round, but got none in time, or lost what they began to an empty battery"
-_CHANCE = "chance gave them no round"
+_TOGETHER = "the policy waits for a round in which every client has energy, and there is none"
+_UNLUCKY = "they had the energy for a round, but the policy scheduled none in time"
+_LOST = "they had the energy for a round, but the policy scheduled none in time or the battery ran out"
+_CHANCE = "no round was drawn for them"
 
 
 def warn_of_silent(schedule: Schedule, rounds: int, seed: int, consequence: str = "") -> bool:
-    """Warn of clients that will never train; False: too large a run to look ahead. consequence: said as well.
+    """Warn about clients that never train; False: the run is too large to look ahead. consequence: added to the text.
 
-    Who trains depends on energy and chance alone, so the schedule, which must not have begun, is stepped until
-    everybody has trained once.
+    The schedule does not depend on training, so it is stepped from its start until every client has trained once.
     """
     silent = np.ones(len(schedule.fleet), np.bool_)
     seen_ahead = min(schedule.policy.foresight, int(schedule.fleet.cycles().max()))  # by the policy itself
@@ -49,7 +48,7 @@ def warn_of_silent(schedule: Schedule, rounds: int, seed: int, consequence: str 
 
 
 def never_trained(fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed: int) -> str:
-    """One sentence about the clients that take no part in these rounds; empty if there are none."""
+    """One sentence about the clients that never take part in these rounds; empty if there are none."""
     who = np.flatnonzero(silent)
     if len(who) == 0:
         return ""
@@ -68,7 +67,7 @@ def never_trained(fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed
         why = f" ({'mostly: ' if others else ''}{reason})" if reason else ""
         parts.append(which + why)
     subject = "nobody trains" if len(who) == len(fleet) else f"{len(who)} of {len(fleet)} clients never train"
-    effect = "the model stays as it is" if len(who) == len(fleet) else "the model learns nothing from their data"
+    effect = "the model does not change" if len(who) == len(fleet) else "the model learns nothing from their data"
     return f"{subject} in {rounds} rounds: {'; '.join(parts)}. So {effect}."
 
 

@@ -1,8 +1,8 @@
-"""Policies for energy that nobody can foresee: weigh by chance, or by experience.
+"""Policies for unpredictable energy, scaled by probability or by experience.
 
-With random supply no slot can be fixed beforehand. A client trains when its battery allows, and what
-its update must be multiplied by is one over its chance of taking part: known from the battery's law
-(`Thrifty`), or learnt from its own past (`SelfWeighted`).
+With a random supply no slot can be fixed in advance. A client trains when its battery allows, and the scale of its
+update is the inverse of its probability of taking part: computed from the battery's law (`Thrifty`), or learnt from its
+past (`SelfWeighted`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_UNITS = 10_000
 def participation_chance(
     rate: float, capacity: float, min_units: int, chance: float, again: float | None = None
 ) -> float:
-    """The long-run chance of taking part, where whole units of energy come by chance.
+    """The long-run probability of taking part, for whole units of energy that arrive at random.
 
     A unit comes in a share `rate` of the rounds: independently of the past, or in spells, where `again` is the
     chance that a round with a unit is followed by another one. A client with at least `min_units` units takes part
@@ -83,11 +83,11 @@ def participation_chance(
 class Thrifty(Policy):
     """With at least `min_units` units in the battery, train with this chance; scale by one over the long-run chance.
 
-    Waiting for more than one unit, or tossing a coin, spreads the participations of a bursty supply
-    over time, at the price of energy that overflows. The scale is exact in the long run for whole units that
-    come independently or in spells (bernoulli and markov arrivals) into a battery without losses; other
-    supplies are refused, since nobody knows their law: `SelfWeighted` learns it. Who neither waits nor tosses
-    (min_units = 1, chance = 1) trains as often as its energy comes, and is scaled by its cycle with any supply.
+    Waiting for more than one unit, or training with a chance below 1, spreads the participations of a bursty supply
+    over time, but wastes energy. The scale is exact in the long run for whole units that arrive independently or in
+    spells (bernoulli and markov arrivals) into a battery without losses. Other supplies are an error, since their law
+    is unknown: use `SelfWeighted`. With min_units = 1 and chance = 1 a client trains on arrival and is scaled by its
+    cycle, with any supply.
     """
 
     min_units: int = 1
@@ -102,7 +102,7 @@ class Thrifty(Policy):
         if np.any(capacity < self.min_units):
             short = int(np.argmax(capacity < self.min_units))
             raise InputError(
-                f"client {clients.ids[short]} has a battery of {clients.capacity[short]:g} units and would wait for "
+                f"client {clients.ids[short]} has a battery of {clients.capacity[short]:g} units, below min_units = "
                 f"{self.min_units}; it could never train."
             )
         if self.min_units == 1 and self.chance == 1.0:
@@ -110,9 +110,9 @@ class Thrifty(Policy):
         again = np.full(len(clients.ids), np.nan) if clients.again is None else clients.again
         if np.any(np.isnan(again)):
             raise InputError(
-                f"thrifty cannot weigh client {clients.ids[int(np.argmax(np.isnan(again)))]}: it knows the long-run "
-                "chance of taking part only where whole units come by bernoulli or markov arrivals into a battery "
-                "without losses. Take self-weighted, or min_units = 1 and chance = 1."
+                f"thrifty cannot compute the scale of client {clients.ids[int(np.argmax(np.isnan(again)))]}: it needs "
+                "bernoulli or markov arrivals of whole units and a battery without losses. Use self-weighted, or "
+                "min_units = 1 and chance = 1."
             )
         chances = [
             participation_chance(1.0 / int(cycle), float(room), self.min_units, self.chance, float(often))
@@ -130,15 +130,15 @@ class Thrifty(Policy):
 
 @dataclass(frozen=True)
 class SelfWeighted(Policy):
-    """Train as soon as there is energy; scale by the mean number of rounds between one's own participations.
+    """Train as soon as there is energy; scale by the mean number of rounds between the client's participations.
 
-    Nobody tells the client its cycle. The weight is FedAU's (Wang & Ji, ICLR 2024), kept by the client
-    instead of the server: the mean of its past intervals, before this round's is known, so that it does
-    not depend on whether the client takes part now. An interval counts as over after `cutoff` rounds,
-    which bounds the weight; a client rarer than that is weighed too little. memory: how many intervals
-    the mean remembers; the fewer, the sooner it follows a supply that changes, and the more it wavers.
+    The client does not need to know its cycle. The weight is FedAU's (Wang & Ji, ICLR 2024), computed by the client
+    instead of the server: the mean of its past intervals, without the current one, so that it does not depend on
+    whether the client takes part now. An interval ends after `cutoff` rounds at the latest, which bounds the weight;
+    clients that train less often have too little weight. memory: the number of intervals averaged; fewer follow a
+    changing supply faster but are noisier.
 
-    A device must keep its three numbers through a power cut, or begin to learn anew.
+    A device must keep its three numbers through a power cut; otherwise it starts learning again.
     """
 
     learns: ClassVar[bool] = True

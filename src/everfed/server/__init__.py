@@ -1,1 +1,1 @@
-"""What the server does with the participants' updates: rules, and optimisers that compose with them."""
+"""Server rules, and server optimisers that compose with them."""

@@ -37,7 +37,7 @@ class Weighting(Protocol):
     def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
         """What multiplies each participant's share; scales: what the participants ask for.
 
-        To be called once for every round in which somebody takes part, in order.
+        Called once per round that has participants, in order.
         """
         ...
 
@@ -63,7 +63,7 @@ class Setting:
     def local_rates(self, round: int) -> float:
         """The sum of the local steps' learning rates in a round."""
         if self.optimizer is None:
-            raise InputError("this server rule needs the clients' learning rate, which is not known here.")
+            raise InputError("this server rule needs the clients' learning rate, which is unknown here.")
         first = round * self.local_steps
         total = self.rounds * self.local_steps
         return sum(rate(self.optimizer, first + step, total) for step in range(self.local_steps))
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
 
     update: Tensor | None  # None: nothing moves the model
     weight: float  # the coefficients of all updates in it, summed
-    losses: Tensor | None  # one a participant
+    losses: Tensor | None  # one per participant
     finite: Tensor | None  # which participants' results are
 
 
@@ -113,7 +113,7 @@ class Aggregator:
         return weights / weights.sum() if self.rule.normalizes and len(weights) else weights
 
     def open(self, round: int, clients: Ints, scales: Floats, skip: bool = False) -> None:
-        """Begin a round. skip: participants whose results are not finite count as absent."""
+        """Start a round. skip: participants whose results are not finite count as absent."""
         self.round, self.clients, self.skip = round, clients, skip
         self._before = {n: v[clients] for n, v in self.weighting.state_dict().items()} if skip else {}
         self._weights = self.coefficients(round, clients, scales) if len(clients) else np.zeros(0)

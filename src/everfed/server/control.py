@@ -1,4 +1,4 @@
-"""SCAFFOLD: clients correct their drift with what the server remembers of everybody's gradients."""
+"""SCAFFOLD: clients correct their drift with the gradients of all clients, kept by the server."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Scaffold(KeepingRule):
 
     A client steps along g - c_i + c instead of g: c_i is the mean gradient of its last round, c the mean of
     all c_i by shares. Afterwards c_i becomes the mean gradient of this round (their option II), and c moves by
-    the shares times the changes. The model moves by the mean of the participants' updates, which is made for a
-    server that samples clients uniformly: under unequal participation frequent clients count more, as in
-    `Normalized`, until the c_i have settled.
+    the shares times the changes. The model moves by the mean of the participants' updates, which assumes uniform
+    sampling: with unequal participation frequent clients have more weight, as in `Normalized`, until the c_i have
+    settled.
 
-    It repairs the drift of many local steps on unequal data, not the noise of rare participation. Only for
-    SGD without momentum, since c_i is read off the update. Devices send as much as ever and receive c and
-    c_i besides. Not for long cycles: a c_i that is E rounds old corrects towards where the model was.
+    It corrects the drift of many local steps on unequal data, not the noise of rare participation. Requires SGD without
+    momentum, since c_i is computed from the update. Devices send as much as before and also receive c and c_i. Not for
+    long cycles: a c_i that is E rounds old refers to an old model.
     place: 'device' or 'disk', where the c_i are kept.
     """
 
@@ -61,7 +61,7 @@ class _Scaffold(Aggregator):
         super().__init__(rule, setting)
         known = setting.optimizer
         if known is not None and (not isinstance(known, SGD) or known.momentum):
-            raise InputError("SCAFFOLD needs clients with plain SGD (momentum 0): it reads gradients off updates.")
+            raise InputError("SCAFFOLD needs clients with plain SGD (momentum 0): it computes gradients from updates.")
         self.own = Vectors(len(setting.shares), setting.size, setting.device, place)
         self.mean = torch.zeros(setting.size, device=setting.device)
         self.change = torch.zeros_like(self.mean)  # of `mean`, by this round's participants

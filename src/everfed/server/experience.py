@@ -1,6 +1,6 @@
-"""Server rules that find a client's weight from when it took part: nobody tells them its cycle.
+"""Server rules that compute a client's weight from its participations, without its cycle.
 
-Both weigh updates as they come: the clients' own scales, if they send any, are not used.
+Both ignore the clients' scales.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class FedAU(PlainRule):
     """Weight: the mean number of rounds between a client's past participations (Wang & Ji, ICLR 2024).
 
     The mean is that of the intervals before this round, so that it does not depend on whether the
-    client takes part now; before the first one it is 1. An interval counts as over after `cutoff`
-    rounds: that bounds the weight, and a client rarer than that counts too little. Under Algorithm 1's
-    windows no interval is cut if cutoff >= 2E - 1, and the weight is off by O(1/m) after m of them.
+    client takes part now; before the first one it is 1. An interval ends after `cutoff` rounds at the latest, which
+    bounds the weight; clients that train less often have too little weight. Under Algorithm 1's windows no interval is
+    cut if cutoff >= 2E - 1, and the weight is off by O(1/m) after m of them.
 
-    Not for short runs: a client that takes part a few times only is hardly known before the end.
+    Not for short runs: the weight of a client that takes part only a few times is inaccurate.
     """
 
     heeds_scales: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class FedAU(PlainRule):
 
 
 class _MeanInterval:
-    """FedAU's three numbers a client, brought up to date when the client shows up."""
+    """FedAU's three numbers per client, updated when the client takes part."""
 
     def __init__(self, clients: int, cutoff: int) -> None:
         self.cutoff = cutoff
@@ -71,9 +71,9 @@ class Echo(PlainRule):
     """Weight: the rounds since the client's last participation.
 
     The weight of `FedAWE`, but with clients that start from the server's model, as in every other rule.
-    What a client missed it makes up for at once. On average over a window every client counts alike, not
-    in every round: under Algorithm 1's windows, at place k of E, ((E + 1) / 2 + k) / E. One number a
-    client, no cutoff and nothing to learn; noisier than `FedAU`, which is to be preferred for long runs.
+    A client makes up for missed rounds at once. Weights are equal on average over a window, not in every round: with
+    Algorithm 1's windows, ((E + 1) / 2 + k) / E at place k of E. It needs one number per client, no cutoff and no
+    learning, but is noisier than `FedAU`, which is better for long runs.
     """
 
     heeds_scales: ClassVar[bool] = False

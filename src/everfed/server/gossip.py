@@ -1,4 +1,4 @@
-"""FedAWE: clients start from the model they were last sent, and the server averages what comes back."""
+"""FedAWE: clients start from the model they last received, and the server averages the results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class FedAWE(PlainRule):
 
         x = mean over S of (x_i + rate * k_i * N p_i * delta_i),
 
-    and sends x to the participants alone. N p_i is 1 where shares are equal, as they are in the paper. What is
-    evaluated and handed out is the mean of all clients' models, as in the authors' experiments and analysis; it
-    moves by rate * sum p_i k_i delta_i. Their code also shortens the mean innovation to length 0.5; this does not.
+    and sends x to the participants alone. N p_i is 1 where shares are equal, as they are in the paper. A run evaluates
+    and returns the mean of all clients' models, as in the authors' experiments and analysis; it moves by rate * sum p_i
+    k_i delta_i. Their code also shortens the mean innovation to length 0.5; this does not.
 
-    rate: the global learning rate; it takes the place of the server's optimiser.
+    rate: the global learning rate; it replaces the server's optimiser.
     """
 
     heeds_scales: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class FedAWE(PlainRule):
 
 
 class _Gossip(Aggregator):
-    """All participants of a round leave it with one model, so one is kept for each round that is somebody's last."""
+    """All participants of a round get the same model, so one is kept per round that is the last of some client."""
 
     def __init__(self, rule: ServerRule, setting: Setting, rate: float) -> None:
         super().__init__(rule, setting)
@@ -67,7 +67,7 @@ class _Gossip(Aggregator):
 
     def explain(self) -> list[str]:
         each = 4 * self.setting.size / 1e6
-        return [f"one model, {each:.3g} MB, for every round after which some client was last sent one"]
+        return [f"one model, {each:.3g} MB, per round that is the last of some client"]
 
     def coefficients(self, round: int, clients: Ints, scales: Floats) -> Floats:
         return self.rate * super().coefficients(round, clients, scales)

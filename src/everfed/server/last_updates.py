@@ -1,4 +1,4 @@
-"""Server rules that remember what every client sent last and let it speak for the client in its absence.
+"""Server rules that use the last update of each absent client.
 
 With y_i remembered of client i (nothing before its first round), all of them are
 
@@ -9,8 +9,8 @@ With y_i remembered of client i (nothing before its first round), all of them ar
     FedVARP        a_i = b_i = p_i / sum of participants' p,     g = 1
     HT-VARP        a_i = p_i E_i,  b_i = memory * p_i E_i,       g = memory
 
-They take away the noise that comes from who happens to take part, and keep the minibatches' noise
-longer. They need N x d numbers and a server that may see single updates (no secure aggregation).
+They remove the variance due to participation but keep minibatch noise longer. They need N x d numbers and a server that
+sees individual updates (no secure aggregation).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from everfed.server.vectors import Vectors, as_row
 
 @dataclass(frozen=True)
 class LastUpdates(KeepingRule):
-    """Everybody's latest update, weighed by shares, in every round: close to MIFA, but not MIFA.
+    """The last update of every client, weighted by shares, in every round: similar to MIFA, but not MIFA.
 
-    No cycle is needed and no scale is used; the bias is staleness, which fades with the learning rate.
-    An update keeps the length it had, however far the learning rate has fallen since (`Mifa` rescales it).
-    Until a client has taken part once, the others stand in for it (the sum is divided by the shares seen).
+    It needs no cycles and uses no scales; the bias is staleness, which fades with the learning rate. Stored updates
+    keep their length when the learning rate falls (`Mifa` rescales them). Until every client has taken part, the sum is
+    divided by the shares of those that have.
 
-    Not for large steps or clients with Adam: old updates then point where the model no longer is.
+    Not for large steps or Adam: old updates then no longer fit the current model.
     place: 'device' or 'disk', where the updates are kept.
     """
 
@@ -54,14 +54,14 @@ class LastUpdates(KeepingRule):
 class Mifa(KeepingRule):
     """MIFA (Gu, Huang, Zhang & Huang, NeurIPS 2021), with shares p_i where they have 1/N.
 
-    The server remembers of every client its last update divided by the learning rate it was made with, a
-    sum of gradients G_i, and moves the model by the learning rate of this round times sum p_i G_i. Where rates
-    change from step to step, the sum of a round's rates stands for the rate.
+    The server stores each client's last update divided by its learning rate, a sum of gradients G_i, and moves the
+    model by the learning rate of this round times sum p_i G_i. If rates change from step to step, the sum of a round's
+    rates is used.
 
-    wait: nothing moves before every client has taken part once, as the analysis assumes and the authors'
-    main experiments do; a client that never trains then stops everything. wait = False starts at
-    once with zeros for clients not heard yet, as their code without waiting does. The analysis is about
-    clients with SGD. place: 'device' or 'disk', where the G_i are kept.
+    wait: the model does not move before every client has taken part, as in the analysis and the authors' main
+    experiments; it never moves if some client never trains. wait = False starts at once, with zeros for clients that
+    have not taken part, like their code without waiting. The analysis is about clients with SGD. place: 'device' or
+    'disk', where the G_i are kept.
     """
 
     heeds_scales: ClassVar[bool] = False
@@ -118,7 +118,7 @@ class Varp(KeepingRule):
 
 
 class _Remembering(Aggregator):
-    """Keeps y_i, and their weighed sum, so that a round costs its participants only."""
+    """Keeps y_i and their weighted sum, so that the cost of a round depends on its participants only."""
 
     kept: ClassVar[str] = "the last update"
 
@@ -143,7 +143,7 @@ class _Remembering(Aggregator):
         return self.total * (self.memory * self.unit), self.seen() * self.memory
 
     def _absorb(self, round: int, trained: Trained, coefficients: Floats, part: Tensor, finite: Tensor) -> float:
-        # A client whose result is not finite counts as absent: its last update goes on speaking for it.
+        # A client whose result is not finite counts as absent: its last update is kept.
         good = finite.cpu().numpy()
         clients, of_old = trained.clients[good], self.memory * coefficients[good]
         known = self.last.seen[clients]
@@ -168,7 +168,7 @@ class _Remembering(Aggregator):
 
 
 class _StandingIn(_Remembering):
-    """Those who have been heard speak for those who have not."""
+    """Divides by the shares of the clients that have taken part."""
 
     def close(self) -> Outcome:
         outcome, seen = super().close(), self.seen()
@@ -184,8 +184,8 @@ class _Mifa(_Remembering):
         super().__init__(rule, setting, place)
         if setting.optimizer is None:
             raise InputError(
-                "MIFA divides updates by the clients' learning rate, which is not known here; "
-                "with a constant rate, last-updates does the same once everybody has taken part."
+                "MIFA divides updates by the clients' learning rate, which is unknown here; with a constant rate, "
+                "last-updates is the same once every client has taken part."
             )
         self.wait = wait
 

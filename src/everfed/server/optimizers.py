@@ -1,9 +1,9 @@
-"""Server optimisers: what the server does with a round's update. Each composes with any rule.
+"""Server optimisers. Each composes with any server rule.
 
-The update u, made by a server rule, is what FedAvg would add to the parameters. An optimiser treats
-it as a (negative) gradient: `step` returns what is added instead. One that is linear in u (SGD,
-momentum) keeps a rule's unbiasedness. The adaptive ones do not: they divide by the size of past
-updates, which noise makes larger, so that coordinates which only rare clients move get smaller steps.
+A server rule computes the update u, which FedAvg would add to the parameters. An optimiser treats it as a (negative)
+gradient: `step` returns the step that is added instead. One that is linear in u (SGD, momentum) keeps a rule's
+unbiasedness. The adaptive ones do not: they divide by the size of past updates, which noise makes larger, so that
+coordinates which only rare clients move get smaller steps.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ State = dict[str, Tensor]
 
 
 class ServerOptimizer(Protocol):
-    """The shape of every server optimiser; `SERVER_OPTIMIZERS` lists them."""
+    """The protocol of the server optimisers in `SERVER_OPTIMIZERS`."""
 
     linear: ClassVar[bool]  # whether it keeps an unbiased update unbiased
 
     def init(self, size: int, device: torch.device) -> State: ...
 
     def step(self, update: Tensor, state: State) -> Tensor:
-        """What is added to the parameters; changes the state in place, and may change the update."""
+        """The step that is added to the parameters; changes the state in place, and may change the update."""
         ...
 
 
 @dataclass(frozen=True)
 class ServerSGD:
-    """w + lr * u. lr = 1 is Algorithm 1 as the paper has it; less is the simplest way to less noise."""
+    """w + lr * u. lr = 1 is Algorithm 1 as published; a smaller lr is the simplest way to reduce noise."""
 
     linear: ClassVar[bool] = True
     lr: float = 1.0
@@ -54,9 +54,9 @@ class ServerSGD:
 class ServerMomentum:
     """FedAvgM (Hsu et al., 2019): m <- beta m + u, w + lr * m.
 
-    In the long run it moves by lr / (1 - beta) times the updates, so lr = 1 - beta keeps the pace of
-    plain averaging and only smooths it. It averages the noise of who takes part over 1 / (1 - beta) rounds;
-    choose that at least as large as the longest cycle for the full benefit.
+    In the long run it moves by lr / (1 - beta) times the updates, so lr = 1 - beta keeps the step size of plain
+    averaging. It averages the noise of participation over 1 / (1 - beta) rounds; for the full benefit, this should be
+    at least the longest cycle.
     """
 
     linear: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class ServerMomentum:
 class _Adaptive(ABC):
     """m <- beta1 m + (1 - beta1) u; v by the rule's own law; w + lr * m / (sqrt(v) + tau).
 
-    Reddi et al., ICLR 2021. v starts at tau^2; tau bounds how far small updates are blown up.
+    Reddi et al., ICLR 2021. v starts at tau^2; tau bounds how much small updates are amplified.
     """
 
     linear: ClassVar[bool] = False
@@ -101,15 +101,15 @@ class _Adaptive(ABC):
 
     @abstractmethod
     def _track(self, square: Tensor, now: Tensor) -> None:
-        """Bring v up to date with the squares of this round's update."""
+        """Update v with the squares of this round's update."""
 
 
 @dataclass(frozen=True)
 class ServerAdam(_Adaptive):
     """FedAdam: v <- beta2 v + (1 - beta2) u^2, w + lr * m / (sqrt(v) + tau) (Reddi et al., ICLR 2021).
 
-    Not where rare clients hold data of their own: their coordinates are noisy, so Adam slows them down
-    and undoes part of the scale that makes Algorithm 1 unbiased.
+    Not for fleets whose rare clients hold distinct data: their coordinates are noisy, so Adam takes smaller steps
+    there, which undoes part of the scale that makes Algorithm 1 unbiased.
     """
 
     beta2: float = 0.99
@@ -126,7 +126,7 @@ class ServerAdam(_Adaptive):
 class ServerYogi(_Adaptive):
     """FedYogi: v <- v - (1 - beta2) u^2 sign(v - u^2), else as FedAdam: v grows fast and shrinks slowly.
 
-    Not where rare clients hold data of their own, for the reason given at `ServerAdam`.
+    Not for fleets whose rare clients hold distinct data; see `ServerAdam`.
     """
 
     beta2: float = 0.99
@@ -143,7 +143,7 @@ class ServerYogi(_Adaptive):
 class ServerAdaGrad(_Adaptive):
     """FedAdagrad: v <- v + u^2, w + lr * m / (sqrt(v) + tau): steps only ever shrink.
 
-    Not for long runs, nor where rare clients hold data of their own.
+    Not for long runs, nor for fleets whose rare clients hold distinct data.
     """
 
     beta1: float = 0.0

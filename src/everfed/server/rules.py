@@ -1,9 +1,8 @@
-"""Server rules: how participants' updates become the round's update.
+"""Server rules: how participants' updates are combined into the round's update.
 
-A rule is a value. Its `weigher` turns what a participant reports into a factor; the round's update is
-the sum of share * factor * delta over the participants. Non-participants keep the server's
-parameters, so nothing is divided by who happened to show up, unless the rule's name says so. Rules
-that remember past updates (`memory`, `control`) add to that sum in an `Aggregator` of their own.
+A rule's `weighting` turns a participant's scale into a factor; the round's update is the sum of share * factor * delta
+over the participants. It is not divided by the participants' weights unless the rule normalizes. Rules that store
+updates (`last_updates`, `control`) add to that sum in their own `Aggregator`.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from everfed.server.aggregate import Aggregator, Arrays, Setting, Weighting, Wei
 
 
 class ServerRule(WeightingRule, Protocol):
-    """The shape of every server rule; `SERVER_RULES` lists them."""
+    """The protocol of the server rules in `SERVER_RULES`."""
 
-    heeds_scales: ClassVar[bool]  # whether it multiplies by the client's own scale, or finds weights itself
-    remembers: ClassVar[bool]  # whether it keeps updates of clients and uses them in their absence
+    heeds_scales: ClassVar[bool]  # whether it uses the clients' scales, or computes weights itself
+    remembers: ClassVar[bool]  # whether it stores clients' updates and uses them in their absence
 
     def start(self, setting: Setting) -> Aggregator:
-        """The rule at work in one run."""
+        """The state of the rule in one run."""
         ...
 
 
 class ClientScales:
-    """Factors that are the clients' own scales: no memory. A base for weighers without any."""
+    """Factors equal to the clients' scales, without state. A base for other weightings without state."""
 
     def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
         return scales
@@ -44,14 +43,14 @@ class ClientScales:
 
 
 class UnitScales(ClientScales):
-    """Factors of 1, whatever the clients ask for."""
+    """Factors of 1, whatever the clients' scales."""
 
     def factors(self, round: int, clients: Ints, scales: Floats) -> Floats:
         return np.ones(len(clients))
 
 
 class PlainRule:
-    """Defaults of a rule that remembers no updates: a base for new ones."""
+    """Defaults of a rule that stores no updates: a base for new rules."""
 
     normalizes: ClassVar[bool] = False
     heeds_scales: ClassVar[bool] = True
@@ -65,7 +64,7 @@ class PlainRule:
 
 
 class KeepingRule(PlainRule):
-    """A base of rules that keep a vector of every client. place: 'device' or 'disk', where they are kept."""
+    """Base of rules that store a vector per client. place: where, 'device' or 'disk'."""
 
     place: str
 
@@ -80,10 +79,10 @@ class Sum(PlainRule):
 
 @dataclass(frozen=True)
 class Normalized(PlainRule):
-    """The weighted mean over participants, as in most frameworks: biased towards the frequent.
+    """The weighted mean over participants, as in most frameworks: biased towards frequent clients.
 
-    Also what Algorithm 1 must not do: dividing by the round's weight keeps steps of one size, but the
-    bias it brings does not fade with the learning rate.
+    Algorithm 1 must not do this: dividing by the round's weight keeps the step size constant, but the bias does not
+    fade with the learning rate.
     """
 
     normalizes: ClassVar[bool] = True
@@ -91,16 +90,16 @@ class Normalized(PlainRule):
 
 @dataclass(frozen=True)
 class Truncated(PlainRule):
-    """As `Sum`, with scales above `limit` cut to it: no client can count more than limit * share in a round.
+    """As `Sum`, with scales limited to `limit`: no client's weight exceeds limit * share in a round.
 
-    It bounds the weight of a round, and counts a client of scale s only limit / s of what it should:
-    `everfed audit` shows that bias. Not for fleets whose rare clients hold data of their own.
+    It bounds the weight of a round, but a client of scale s > limit has only limit / s of its weight; `everfed audit`
+    shows that bias. Not for fleets whose rare clients hold distinct data.
     """
 
     limit: float = 10.0
 
     def __post_init__(self) -> None:
-        check_within("[1, inf)", limit=self.limit)  # 1 is the scale of an everyday client
+        check_within("[1, inf)", limit=self.limit)  # 1 is the scale of a client with cycle 1
 
     def weighting(self, clients: int) -> Weighting:
         return CappedScales(self.limit)

@@ -1,4 +1,4 @@
-"""The server of a run: its parameters, and what a round's results do to them."""
+"""The server of a run: its parameters, and their update from a round's results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from everfed.server.rules import ServerRule
 
 
 class Moved(NamedTuple):
-    """What one round did to the model."""
+    """The effect of one round on the model."""
 
     length: float  # of the server's step
     weight: float  # the coefficients of all updates in it, summed
-    train_loss: float | None  # mean minibatch loss of the participants; None if nobody trained
+    train_loss: float | None  # mean minibatch loss of the participants; None if no client trained
     dropped: tuple[int, ...]  # participants whose update was not finite and was left out
 
 
 class Server:
-    """A server rule and an optimiser at work. In every round: `open`, `add` each part of the results, `aggregate`
+    """The state of a server rule and an optimiser. In every round: `open`, `add` each chunk of results, `aggregate`
     them into the round's update, then `step`."""
 
     def __init__(
@@ -39,8 +39,8 @@ class Server:
         self.rule, self.optimizer, self.skips = rule.start(setting), optimizer, on_divergence == "skip"
         if self.rule.starts and optimizer != ServerSGD():
             raise InputError(
-                f"server_optimizer is {optimizer!r}, and this server rule sends clients models of its own, "
-                "which no server optimiser moves; leave it out, and set the rule's rate instead."
+                f"server_optimizer is {optimizer!r}, but this server rule sends its own models to clients, which a "
+                "server optimiser does not affect; remove it, and set the rule's rate instead."
             )
         self.params = setting.initial
         self.state = optimizer.init(setting.size, setting.device)
@@ -59,7 +59,7 @@ class Server:
         update, losses, finite = outcome.update, outcome.losses, outcome.finite
         if update is None and not self.state:
             return Moved(0.0, 0.0, None, ())
-        # A server optimiser with momentum goes on moving when nobody trains.
+        # A server optimiser with momentum keeps moving when no client trains.
         update = torch.zeros_like(self.params) if update is None else update
         change = self.optimizer.step(update, self.state)
         params = self.params + change
@@ -83,7 +83,7 @@ class Server:
         if bad and not self.skips:
             raise DivergenceError(
                 f"training diverged in round {round}: the updates of client {some(bad)} are not finite. "
-                "Lower the learning rate, or drop such updates with on_divergence='skip'."
+                "Lower the learning rate, or ignore such updates with on_divergence='skip'."
             )
         if not fits:
             raise DivergenceError(

@@ -1,6 +1,6 @@
-"""One vector a client, kept by the server between rounds: on the device that trains, or on disk.
+"""One vector per client, kept by the server between rounds, on the training device or on disk.
 
-Only clients that have been seen take room, so memory follows participants (`learning/rows.py`).
+Only clients that have taken part need memory (`learning/rows.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Vectors:
         self.rows = ClientRows({"vector": torch.zeros(0, size, device=device)}, clients, device, place)
 
     def bytes(self) -> int:
-        """Room that all clients' vectors take together."""
+        """Bytes needed for the vectors of all clients."""
         return 4 * self.clients * self.size
 
     def explain(self, what: str) -> str:
@@ -55,8 +55,8 @@ def _check_room(wanted: int, device: torch.device) -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if wanted > free:
         raise InputError(
-            f"the server rule keeps a vector of every client, {_readable(wanted)} together, and "
-            f"{_readable(free)} are free on {device.type}; keep them on disk with place='disk'."
+            f"the server rule keeps a vector per client, {_readable(wanted)} in total, but {_readable(free)} are free "
+            f"on {device.type}; keep them on disk with place='disk'."
         )
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints that are either whole or not there.
+"""Checkpoints that are either complete or absent.
 
-A checkpoint is a safetensors file whose name ends in the SHA-256 of its content. It is written
-under another name, forced to the disk and then renamed, so a cut leaves the one before it in
-place; and a file whose content no longer matches its name is passed over, not trusted.
+A checkpoint is a safetensors file whose name ends in the SHA-256 of its content. It is written under a temporary name,
+synced to disk and then renamed, so an interruption leaves the previous one in place. A file whose content does not
+match its name is skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import safetensors
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-# The newest may turn out damaged; then the one before it serves.
+# If the newest is damaged, the previous one is used.
 _KEPT = 2
 _NAME = re.compile(r"checkpoint-(\d{10})-([0-9a-f]{64})\.safetensors")
 
@@ -71,7 +71,7 @@ def read_notes(path: Path) -> dict[str, str]:
 
 
 def commit(unfinished: Path, target: Path) -> None:
-    """Force a finished file to the disk, then give it its name."""
+    """Sync a finished file to disk, then rename it."""
     with open(unfinished, "r+b") as file:  # Windows flushes only what may be written
         os.fsync(file.fileno())
     os.replace(unfinished, target)

@@ -1,4 +1,4 @@
-"""What a run ran on, versions and hardware, and how it trained, so that a number can be traced back."""
+"""Versions, hardware and trainer of a run, for reproducibility."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet as a file: one that no experiment file can describe, kept beside it in a run's folder.
+"""A fleet as a file in a run's folder, for fleets that an experiment file cannot describe.
 
 Only values of everfed's own classes and of registered plugins are written, field by field, so that reading a file
 runs no code but theirs.
@@ -27,7 +27,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def save_fleet(fleet: Fleet, folder: Path) -> bool:
-    """Write the fleet into a folder; False where it has parts of the user's own that are in no table."""
+    """Write the fleet into a folder; False if it has unregistered parts."""
     arrays: Arrays = {}
     try:
         structure = _taken_apart(fleet, arrays)
@@ -46,7 +46,7 @@ def load_fleet(folder: Path) -> Fleet | None:
         structure = json.loads((file.metadata() or {}).get("fleet", "null"))
     made = _put_together(structure, arrays)
     if not isinstance(made, Fleet):
-        raise InputError(f"'{folder / NAME}' holds no fleet.")
+        raise InputError(f"'{folder / NAME}' does not contain a fleet.")
     return made
 
 
@@ -75,7 +75,7 @@ def _put_together(structure: Any, arrays: Arrays) -> Any:
         return tuple(items) if structure["tuple"] else items
     kind = _known(structure["class"])
     if kind is None:
-        raise InputError(f"the fleet is made of '{structure['class']}', which is not known here.")
+        raise InputError(f"the fleet is made of '{structure['class']}', which is unknown here.")
     return kind(**{name: _put_together(part, arrays) for name, part in structure["fields"].items()})
 
 

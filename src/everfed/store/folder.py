@@ -1,10 +1,10 @@
-"""A run's folder: what is in it, who may write to it, and how to read it back.
+"""A run's folder: its files, its lock, and how to read it.
 
 experiment.toml              the experiment as run, every default written out
 fleet.safetensors            a fleet of the user's own that no experiment file can describe
 traces/                      the recorded supplies that it names, as they were when it began
 environment.json             versions, hardware and trainer, one entry for each time the run was started
-records.arrow                one row a round
+records.arrow                one row per round
 checkpoint-*.safetensors     until the run is done
 model.safetensors            when it is: the trained model
 result.json                  when it has ended: state and final metrics
@@ -60,7 +60,7 @@ _OWNER = "process "
 
 
 class StoreError(RuntimeError):
-    """The disk refuses, or a folder is in use; the message says what to do."""
+    """The disk cannot be written, or a folder is in use; the message says what to do."""
 
 
 class RunFolder:
@@ -71,7 +71,7 @@ class RunFolder:
         self.lock: IO[bytes] | None = None
 
     def hold(self, experiment: Experiment) -> Experiment:
-        """Create the folder or take it up again; refuse if it is another experiment's, or in use.
+        """Create or reopen the folder; an error if it holds another experiment or is in use.
 
         Returns the experiment as stored: its traces are the copies in the folder.
         """
@@ -101,7 +101,7 @@ class RunFolder:
             self.release()
             said = "; ".join(f"{key} was {was!r}, now {now!r}" for key, (was, now) in different.items())
             raise InputError(
-                f"the run folder '{self.path}' holds another experiment: {said}. "
+                f"the run folder '{self.path}' holds a different experiment: {said}. "
                 "Resume it unchanged, or choose another folder."
             )
         whole: Experiment = restored(stored, objects(pinned))
@@ -129,10 +129,9 @@ class RunFolder:
 
 
 def open_run(path: str | Path) -> StoredRun:
-    """Read a run folder, finished or not, even while the run goes on.
+    """Read a run folder, finished or not, even during the run.
 
-    The result is a History (rounds, params, final, curve(...)) with path, experiment, state and
-    environment besides.
+    The result is a History (rounds, params, final, curve(...)) with path, experiment, state and environment.
     """
     folder = Path(path)
     if not (folder / "experiment.toml").exists():
@@ -159,7 +158,7 @@ class Unreadable:
 
 
 def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]:
-    """Read run folders; what is wrong with one of them does not keep the others from being read."""
+    """Read run folders; an unreadable one does not affect the others."""
     runs, unreadable = [], []
     for path in paths:
         try:
@@ -171,7 +170,7 @@ def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]
 
 
 def find_runs(root: str | Path) -> list[Path]:
-    """All run folders below a folder, by name."""
+    """All run folders in a folder and its subfolders, by name."""
     return sorted(path.parent for path in Path(root).rglob("experiment.toml"))
 
 
@@ -182,7 +181,7 @@ def read_experiment(folder: Path) -> Experiment:
         return stored
     fleet = load_fleet(folder)
     if fleet is not None and fingerprint(fleet) != stored.fleet.fingerprint:
-        raise InputError(f"'{folder / FLEET_FILE}' is not the fleet that the run began with.")
+        raise InputError(f"'{folder / FLEET_FILE}' is not the fleet that the run started with.")
     return stored if fleet is None else replace(stored, fleet=fleet)
 
 
@@ -228,7 +227,7 @@ def _check_traces(folder: Path, stored: Experiment, now: Experiment) -> None:
     for (kept, was), (path, is_now) in zip(_traces(stored), _traces(now), strict=False):
         if was and Path(kept).name == Path(path).name and was != is_now:
             raise InputError(
-                f"the trace {path} is not the one that the run in '{folder}' began with: its SHA-256 is "
+                f"the trace {path} is not the one that the run in '{folder}' started with: its SHA-256 is "
                 f"{is_now[:12]}..., and that of the copy there is {was[:12]}...; put the old file back, or choose "
                 "another folder."
             )
@@ -249,8 +248,8 @@ def disk_error(path: Path, error: OSError) -> StoreError:
     """One sentence for what the disk said."""
     reason = error.strerror or str(error)
     return StoreError(
-        f"the run folder '{path}' cannot be written: {reason}. Nothing before the last checkpoint is lost; "
-        "make room or choose another folder, then resume with the same command."
+        f"the run folder '{path}' cannot be written: {reason}. Everything up to the last checkpoint is kept; free "
+        "some space or choose another folder, then resume with the same command."
     )
 
 
@@ -268,7 +267,7 @@ def _lock(folder: Path) -> IO[bytes]:
     file = open(folder / "lock", "a+b")  # noqa: SIM115 - held for the length of a run
     if not _locked(file, _STARTER_PATIENCE_S):
         with file:
-            file.seek(len(_OWNER))  # Windows lets nobody else read the first byte
+            file.seek(len(_OWNER))  # on Windows no other process can read the first byte
             owner = file.read().decode(errors="replace").strip()
         raise StoreError(
             f"the run folder '{folder}' is in use by {_OWNER + owner if owner else 'another process'}; "
@@ -281,7 +280,7 @@ def _lock(folder: Path) -> IO[bytes]:
 
 
 def _locked(file: IO[bytes], patience_s: float) -> bool:
-    """Lock an open file until it is closed; False if somebody else holds it all the while."""
+    """Lock an open file until it is closed; False if another process keeps holding it."""
     until = time.monotonic() + patience_s
     while not lock_descriptor(file.fileno(), blocking=False):
         if time.monotonic() > until:

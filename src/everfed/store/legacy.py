@@ -49,6 +49,6 @@ def check_resumable(folder: Path, stored: Experiment) -> None:
         and is_old(config.read(folder / "experiment.toml", trusted=False))
     ):
         raise InputError(
-            f"the run in '{folder}' was begun by an older version, which placed the energy of devices at other times; "
-            "choose another folder, and begin again."
+            f"the run in '{folder}' was started by an older version, which placed the energy of devices at other "
+            "times; choose another folder and start again."
         )

@@ -1,7 +1,7 @@
 """Round records in one append-safe columnar file.
 
-An Arrow IPC stream: a schema, then batches of rounds, each complete in itself. It can be read
-while the run goes on, and a batch cut off by a power failure is simply not there. Any Arrow
+An Arrow IPC stream: a schema, then batches of rounds, each complete in itself. It can be read during the run, and a
+batch cut off by a power failure is ignored. Any Arrow
 library opens it: `pyarrow.ipc.open_stream(path).read_pandas()`.
 """
 
@@ -23,7 +23,7 @@ _FLOATS = pa.list_(pa.float64())
 _BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall", "initial", "standby", "leaked", "lost")
 _COUNTS = ("violations", "brownouts")
 
-# Wall-clock seconds are left out on purpose: records of a resumed run equal those of one never killed.
+# No wall-clock times, so that records of a resumed run equal those of an uninterrupted one.
 _SCHEMA = pa.schema(
     [
         ("round", pa.int64()),
@@ -42,7 +42,7 @@ _SCHEMA = pa.schema(
         ("groups", pa.list_(pa.string())),
         ("group_accuracy", _FLOATS),
         ("group_loss", _FLOATS),
-        ("metrics", pa.list_(pa.string())),  # of one's own, by name; files of older versions end before these
+        ("metrics", pa.list_(pa.string())),  # custom metrics, by name; files of older versions lack these columns
         ("metric_values", _FLOATS),
     ]
 )
@@ -73,12 +73,12 @@ class RecordsFile:
             raise
 
     def sync(self) -> int:
-        """Force everything to the disk; returns the file's length."""
+        """Sync to disk; returns the file's length."""
         os.fsync(self.file.fileno())
         return self.file.tell()
 
     def truncate(self, length: int) -> None:
-        """Forget what was written after a checkpoint; the resumed run writes it again."""
+        """Truncate to the length at a checkpoint; the resumed run writes the rest again."""
         os.ftruncate(self.file.fileno(), length)
         self.file.seek(length)
         if length == 0:

@@ -1,4 +1,4 @@
-"""A run that writes itself down as it goes, and goes on where it was cut off."""
+"""Run an experiment in a folder, with checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def stored_rounds(
     make: Callable[[Experiment], Run] | None = None,
     on_start: Callable[[Run], None] = lambda run: None,
 ) -> Iterator[RoundRecord]:
-    """Run an experiment in a folder; yields the rounds that are still to be done.
+    """Run an experiment in a folder; yields the records of the remaining rounds.
 
-    Killed at any moment and called again, it ends with the same model and records, bit for bit, as
-    if it had never been killed. `stop` is asked after every round; once it says so, the state is
-    saved and the iteration ends. A run that is done already yields nothing.
+    If it is killed and called again, it ends with the same model and records, bit for bit, as an uninterrupted run.
+    `stop` is called after every round; if it returns true, the state is saved and the iteration ends. A finished run
+    yields nothing.
 
-    checkpoint_s: seconds between checkpoints: the most work that a kill can cost.
-    make: sets the run up in another way than on this machine alone.
-    on_start: is shown the run when it is set up, before its first round.
+    checkpoint_s: seconds between checkpoints.
+    make: sets up the run; default: on this machine.
+    on_start: called with the run before its first round.
     """
     folder = RunFolder(path)
     experiment = folder.hold(experiment)

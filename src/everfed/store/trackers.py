@@ -1,7 +1,7 @@
-"""Records for other people's dashboards: TensorBoard event files and MLflow.
+"""Trackers: TensorBoard event files and MLflow.
 
-A tracker is a consumer of round records, off unless asked for. Each writes inside the run's
-folder by default, and starts again at the right round when a run is resumed.
+A tracker consumes round records; none is active by default. Each writes into the run's folder by default, and continues
+at the right round when a run is resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from everfed.run.history import RoundRecord
 
 
 class Tracker(AbstractContextManager["Tracker"]):
-    """The base of every tracker; `TRACKERS` lists them. It is made of the experiment and the run's folder."""
+    """Base of all trackers, created from the experiment and the run's folder; `TRACKERS` lists them."""
 
     @abstractmethod
     def __init__(self, experiment: Experiment, folder: Path) -> None: ...
@@ -113,7 +113,7 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLfl
 def tracked(
     records: Iterator[RoundRecord], names: Sequence[str], experiment: Experiment, folder: Path
 ) -> Iterator[RoundRecord]:
-    """The same records, written to these trackers as they pass."""
+    """Yield the same records, writing each to these trackers."""
     kinds = [lookup(TRACKERS, name, "tracker") for name in names]
     with ExitStack() as stack:
         trackers = [stack.enter_context(kind(experiment, folder)) for kind in kinds]

@@ -88,7 +88,7 @@ def incomparable(labelled: Labelled, reference: str) -> list[str]:
         return []
     return [
         f"{'; '.join(apart)}: not evaluated on the same samples as {reference} (such as validation and test samples), "
-        "so no differences are told between those runs."
+        "so no differences are computed between those runs."
     ]
 
 

@@ -53,7 +53,7 @@ def seed_effects(
     value: Callable[[StoredRun], float] = accuracy,
     jobs: int | None = 1,
 ) -> SeedEffects:
-    """Run an experiment `repeats` times, and as often with each kind of chance drawn anew alone: 5 runs a repeat.
+    """Run an experiment `repeats` times, and as often with one kind of random draw redrawn: 5 runs per repeat.
 
     Half the mean square of the change is the variance that this kind causes (Jansen's estimator of the
     total effect). Seeds are chosen here, whatever the experiment's own `seed` is: 0, 2, 4, ... for the runs and
@@ -63,7 +63,7 @@ def seed_effects(
     check_count("repeats", repeats, least=2)  # a variance needs two
     kinds = [kind for kind in KINDS if getattr(experiment, f"{kind}_seed") is None]
     if not kinds:
-        raise InputError("the experiment pins all four seeds, so its runs are alike; leave one of them out.")
+        raise InputError("the experiment fixes all four seeds, so its runs are identical; remove one of them.")
     runs = [run for repeat in range(repeats) for run in _designed(experiment, kinds, repeat, Path(out))]
     left = [run for run in runs if not (run.folder / "result.json").exists()]
     if left:

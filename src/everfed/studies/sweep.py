@@ -1,7 +1,7 @@
-"""Many runs: a grid of settings times seeds, side by side on the cores there are.
+"""Sweeps: a grid of settings times seeds, in parallel.
 
-Every run has a folder of its own, named after what sets it apart. A sweep that is started again
-skips what is done and resumes what was cut off.
+Every run has its own folder, named after its settings. A restarted sweep skips finished runs and resumes interrupted
+ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Progress:
 
 Tell = Callable[[Progress], None]
 Asked = Callable[[], bool]  # whether to stop
-# Where and how many at a time runs are executed; it does each of them with `execute`, given its options.
+# Executes runs, each with `execute` and these options; decides where, and how many in parallel.
 Executor = Callable[[Sequence[Planned], dict[str, Any], Tell, Asked], None]
 
 
@@ -123,7 +123,7 @@ def overwritten(key: str, by: str) -> bool:
 def _check_grid(grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None:
     if "seed" in grid:
         values = ",".join(map(str, grid["seed"]))
-        raise InputError(f"seeds are no part of the grid: write --seeds {values} in place of --grid seed={values}.")
+        raise InputError(f"seeds are not part of the grid: write --seeds {values} instead of --grid seed={values}.")
     if double := [seed for seed, count in Counter(seeds).items() if count > 1]:
         raise InputError(f"seed {double[0]} is given {seeds.count(double[0])} times; give each seed once.")
     for i, key in enumerate(grid):
@@ -131,7 +131,7 @@ def _check_grid(grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None
             raise InputError(f"the grid has no value for '{key}'; give at least one.")
         for later in list(grid)[i + 1 :]:
             if overwritten(key, later):
-                raise InputError(f"the grid's '{later}' undoes its '{key}'; put '{later}' first, or leave one out.")
+                raise InputError(f"the grid's '{later}' overrides its '{key}'; put '{later}' first, or remove one.")
 
 
 def _check_distinct(runs: Sequence[Planned]) -> None:
@@ -145,9 +145,9 @@ def _check_distinct(runs: Sequence[Planned]) -> None:
                 pinned = ", ".join(f"{kind}_seed" for kind in Seeds._fields)
                 raise InputError(
                     f"{pinned} are all set, so every seed gives the same run, as {a} and {b} would; give one seed, or "
-                    "leave one of them out."
+                    "remove one of them."
                 )
-            raise InputError(f"the grid names one run twice, as {a} and as {b}; give each value once.")
+            raise InputError(f"the grid contains one run twice, as {a} and as {b}; give each value once.")
 
 
 def folder_name(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> str:
@@ -173,7 +173,7 @@ def run_all(
 ) -> list[StoredRun]:
     """Do what is still to do; returns all runs as stored, in the order given.
 
-    On a CPU one process a core; on a GPU one run after the other, unless `jobs` says how many share
+    On a CPU one process per core; on a GPU one run after the other, unless `jobs` says how many share
     it, or an `executor` has them done elsewhere. A run that fails (it diverges) does not end the
     others. Once `stop` says so, every run saves its state after its round. make: sets each run up in another
     way than `start`, as for `stored_rounds`; with processes it must be a function that can be imported.
@@ -207,7 +207,7 @@ class _Here:
 
 
 def longest_first(runs: Sequence[Planned]) -> list[int]:
-    """The longest runs (most participants) first, so that nobody idles at the end."""
+    """The longest runs (most participants) first, so that no process idles at the end."""
     return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.energy is Energy.OBEYED)
 
 

@@ -1,8 +1,8 @@
-"""Settings chosen for each method alike: every candidate on the same held-out samples, under the same budget.
+"""Tuning: settings per method, chosen on the same held-out samples with equal budgets.
 
 A sweep over methods, candidates and seeds in which a part of the training samples is held out and
-evaluated on. The test set is not loaded into any of these runs. Where the best value lies at the edge
-of its grid, the grid is extended there, for all methods, so that each has the same number of runs.
+evaluated on. The test set is not loaded into any of these runs. If the best value is at the edge of its grid, the grid
+is extended there for all methods, so that each has the same number of runs.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ def tune(
     """Choose settings for each method on held-out samples; every method has the same number of runs.
 
     experiment: an Experiment, or the content of a file. grid: values by key; None: the experiment's own
-    client.lr times 1/4, 1/2, 1, 2 and 4. seeds: report results on others. validation: the part held out;
-    None: the experiment's own, or 0.1. extend: steps by which a numeric grid is extended, at most, where
-    the best value lies at its edge. budget: runs of one method at most. Runs lie below `out`; what is done
-    there already is not done again. run: does the runs, in place of `jobs` processes on this machine.
+    client.lr times 1/4, 1/2, 1, 2 and 4. seeds: to tune on; report results on others. validation: the fraction held
+    out; None: the experiment's own, or 0.1. extend: maximum steps by which a numeric grid is extended if the best value
+    is at its edge. budget: maximum runs per method. out: the folder of the runs; finished ones are not repeated. run:
+    executes the runs instead of `jobs` local processes.
 
     A run's score is its validation accuracy, averaged over the evaluations in the last tenth of its rounds
     (without classes: minus the validation loss).
@@ -190,7 +190,7 @@ def default_grid(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Rates around the experiment's own."""
     lr = getattr(config.from_dict({k: v for k, v in raw.items() if k != "methods"}).client, "lr", None)
     if lr is None:
-        raise InputError("the clients' optimiser has no lr to tune; say what to try with a grid.")
+        raise InputError("the clients' optimiser has no lr to tune; give a grid.")
     return {"client.lr": [float(f"{lr * factor:.6g}") for factor in _FACTORS]}
 
 
@@ -209,7 +209,7 @@ def score(run: StoredRun) -> float | None:
     if run.state == "diverged":
         return None
     if run.state != "done":
-        raise StoreError(f"the run '{run.path}' did not finish, so nothing can be chosen; start again to go on.")
+        raise StoreError(f"the run '{run.path}' did not finish, so nothing can be chosen; restart to resume.")
     last = [r.metrics for r in run.rounds if r.metrics and r.round + 1 > (1 - _LAST) * len(run.rounds)]
     values = [-m.loss if m.accuracy is None else m.accuracy for m in last]
     mean = math.fsum(values) / len(values) if values else math.nan
@@ -222,7 +222,7 @@ def _check(
     for name in methods:
         lookup(METHODS, name, "method")
     if not methods or len(set(methods)) < len(methods):
-        raise InputError("tuning needs at least one method, and each of them once.")
+        raise InputError("tuning needs at least one method, each given once.")
     for key in grid:
         if key.split(".")[0] in ("method", "methods", "validation") or key == "seed" or key.endswith("_seed"):
             raise InputError(f"'{key}' cannot be tuned; methods are given by --methods and seeds by --seeds.")
@@ -238,11 +238,11 @@ def _check_budgets(raw: Mapping[str, Any], methods: Sequence[str], grid: Mapping
     """Runs of different lengths are no fair comparison, whichever way a length is given."""
     for key in _SCORED:
         if key in grid:
-            raise InputError(f"'{key}' cannot be tuned: every candidate is to have the same rounds and evaluations.")
+            raise InputError(f"'{key}' cannot be tuned: every candidate must have the same rounds and evaluations.")
         for method, values in _own(raw, methods, [key]).items():
             raise InputError(
-                f"methods.{method} sets {key} to {values[key]}, and tuning gives every method the same; "
-                f"leave it out, or set {key} for all of them."
+                f"methods.{method} sets {key} to {values[key]}, but tuning uses the same for every method; remove it, "
+                f"or set {key} for all of them."
             )
 
 
@@ -305,19 +305,19 @@ def _refusal(raw: Mapping[str, Any], key: str, value: Any) -> str | None:
 
 def _notes(found: Tuned, stuck: Mapping[tuple[str, int], str]) -> list[str]:
     own = {*found.grid} | {key for apart in _own(found.raw, found.methods, _WORK).values() for key in apart}
-    out = [f"candidates differ in {key}, so they do not all train on as many samples." for key in _WORK if key in own]
+    out = [f"candidates differ in {key}, so they train on different numbers of samples." for key in _WORK if key in own]
     out += [
-        f"{key} has one value in the grid, {values[0]}, so nothing was tried beside it."
+        f"{key} has one value in the grid, {values[0]}, so there was nothing to compare."
         for key, values in found.grid.items()
         if len(values) == 1
     ]
     for method in found.methods:
         best = found.best(method)
         if best.score == -math.inf:
-            out.append(f"every candidate of {method} diverged under some seed; give smaller values.")
+            out.append(f"every candidate of {method} diverged with some seed; give smaller values.")
             continue
         out += [
-            f"the best {key} of {method}, {best.settings[key]}, lies at the edge of the grid: {stuck[key, side]}."
+            f"the best {key} of {method}, {best.settings[key]}, is at the edge of the grid: {stuck[key, side]}."
             for key, side in edges(found)
             if best.settings[key] == found.grid[key][side]
         ]

@@ -91,9 +91,7 @@ def measure(
     kind = participation(chosen.policy, chosen.server, fleet)
     constant = constant or DEFAULT_CONSTANT[kind]
     if constant not in PROVEN[kind]:
-        raise InputError(
-            f"the constant '{constant}' is not proven for {method}; take one of {', '.join(PROVEN[kind])}."
-        )
+        raise InputError(f"the constant '{constant}' is not proven for {method}; use one of {', '.join(PROVEN[kind])}.")
     cycles = np.ones(len(fleet), np.int64) if kind == "everybody" else fleet.cycles()
     result = problem.bound(cycles, local_steps, rounds * local_steps, of_samples=constant == "windows_smooth")
     gamma, first_rate = result.gammas[constant], result.first_step(constant)

@@ -52,7 +52,7 @@ def paper_fleet() -> tuple[Fleet, Floats]:
 def trajectory(
     method: Method, fleet: Fleet, centres: Floats, step: float, noise: float, rounds: int, seeds: Ints, start: float
 ) -> Iterator[Floats]:
-    """w after every round, [S]: one number a seed."""
+    """w after every round, [S]: one number per seed."""
     schedule = Schedule(fleet, method.policy, seeds.astype(np.uint64)[:, None])
     count, clients = len(seeds), len(fleet)
     weigher = method.server.weighting(count * clients)
@@ -73,7 +73,7 @@ def trajectory(
             weight = weight / np.maximum(weight.sum(axis=1, keepdims=True), 1e-300)
         if isinstance(method.server, LastUpdates):
             last, seen = np.where(join, delta, last), seen | join
-            # Until a client has been heard, the others stand in for it.
+            # Until a client has taken part, the others stand in for it.
             w = w + last.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
         elif isinstance(method.server, Varp):
             recalled = method.server.memory * last

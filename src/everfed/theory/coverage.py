@@ -10,7 +10,7 @@ windows     beta = E_i in one round of every window of E_i rounds, drawn uniform
 
 A method is any policy with any server rule, and what it does depends on the fleet: on a battery that is too
 small even Algorithm 1 skips slots. Whatever is not shown to be one of the three is refused, so classes are
-compared exactly: somebody's own policy may do anything.
+compared exactly: subclasses may behave differently.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def check_training(
 def _kind(policy: Policy, fleet: Fleet) -> str:
     kind = type(policy)
     if kind is Always:
-        return "everybody"  # whatever the fleet is: it imagines energy without end
+        return "everybody"  # on any fleet: it assumes unlimited energy
     if fleet.offsets().any():
         raise _refused("some clients start later than round 0, and the rounds before leave them out")
     if _always_charged(fleet) and kind in _SPEND_EVERY_UNIT:

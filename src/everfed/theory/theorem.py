@@ -3,7 +3,7 @@
     E[F(w^K)] - F*  <=  kappa / (gamma + K) * ( 2 (B + C) / mu  +  mu gamma / 2 * |w^0 - w*|^2 )
 
 for strongly convex losses, plain SGD with step 2 / (mu (gamma + t)) and K a multiple of T. B is what
-FedAvg with everybody present would have; C is the price of clients that wait for energy, and depends on
+FedAvg with all clients would have; C is the price of clients that wait for energy, and depends on
 how they wait: `CONSTANTS` has one row for each proof. docs/theory.md derives all of them.
 """
 
@@ -22,7 +22,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, some, unknown
 from everfed.theory.constants import CONSTANTS, Parts, Terms
 
-MOST = 2**53  # iterations beyond which a float no longer tells neighbours apart
+MOST = 2**53  # iterations beyond which floats cannot represent every whole number
 
 
 def number(name: str, value: float, positive: bool = False) -> float:
@@ -36,7 +36,7 @@ def whole_rounds(value: int, local_steps: int) -> int:
     if iterations % local_steps:
         below = iterations - iterations % local_steps
         raise InputError(
-            f"iterations is {iterations} with {local_steps} local steps a round; the bound holds at the end of a "
+            f"iterations is {iterations} with {local_steps} local steps per round; the bound holds at the end of a "
             f"round: take {below} or {below + local_steps}."
         )
     return iterations
@@ -47,7 +47,7 @@ def sigmas_of(sigma: float | Sequence[float] | Floats, clients: int) -> Floats:
     if s.ndim == 0:
         s = np.full(clients, float(s))
     if s.shape != (clients,):
-        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one a client.")
+        raise InputError(f"{s.size} sigmas were given for {clients} clients; give one number, or one per client.")
     bad = np.flatnonzero(~((s >= 0.0) & np.isfinite(s)))
     if len(bad):
         raise InputError(f"the sigma of client {some(bad)} is {s[bad[0]]:g}; it must be zero or a positive number.")
@@ -209,10 +209,10 @@ def bound(
     The result holds one bound for each way of waiting that a proof covers, and says which (`validity`): coins,
     windows. `everfed.theory.coverage` says which way a method waits on a fleet, if any.
 
-    cycles, shares: E_i and p_i, one a client.
+    cycles, shares: E_i and p_i, one per client.
     mu, L: strong convexity and smoothness of every client's loss; for `windows_smooth`, L of every minibatch's.
     G: every stochastic gradient has E|g|^2 <= G^2 where the run goes.
-    sigma: sigma_i^2 bounds the variance of client i's minibatch gradient; one number, or one a client.
+    sigma: sigma_i^2 bounds the variance of client i's minibatch gradient; one number, or one per client.
     heterogeneity: Gamma = F* - sum p_i F_i*; 0 if all clients' losses have their minimum at one place.
     initial_distance_sq: |w^0 - w*|^2.
     local_steps, iterations: T and K; K is a multiple of T.
@@ -228,7 +228,7 @@ def bound(
     p = check_shares(shares, len(e))
     mu, L, G = number("mu", mu, positive=True), number("L", L, positive=True), number("G", G)
     if mu > L:
-        raise InputError(f"mu is {mu:g} and L is {L:g}; a loss that is L-smooth cannot be more convex than L: mu <= L.")
+        raise InputError(f"mu is {mu:g} and L is {L:g}; an L-smooth loss has mu <= L.")
     s = sigmas_of(sigma, len(e))
     heterogeneity = number("heterogeneity", heterogeneity)
     distance = number("initial_distance_sq", initial_distance_sq)

@@ -1,1 +1,1 @@
-"""Which trainer a task gets, and the check of it against plain autograd."""
+"""The choice of a trainer, and its check against plain autograd."""

@@ -25,7 +25,7 @@ _MOST_TOGETHER = 100_000_000
 def trainer(name: str, task: Task, check: bool = True) -> Trainer:
     """A trainer by its name in `TRAINERS`, compared with plain autograd on a little of the task's own data.
 
-    One that is off is an error if it was asked for by name; `auto` says so and takes the next slower one.
+    One that fails the check is an error if requested by name; `auto` warns and uses the next slower one.
     """
     make = lookup(TRAINERS, name, "trainer")
     if task.memory_budget is None and (check or name == "auto"):  # as if nothing had been tried: that takes memory
@@ -37,18 +37,18 @@ def trainer(name: str, task: Task, check: bool = True) -> Trainer:
     found = compare(make, task, passed_on=(InputError,))
     if found.failure:
         raise InputError(
-            f"trainer='{name}' was asked for, but it {found.failure}; use trainer='auto', and please report it. "
-            "check_trainer=False trains with it all the same."
+            f"trainer='{name}' was requested, but it {found.failure}; use trainer='auto', and please report it. "
+            "check_trainer=False uses it anyway."
         )
     return _noted(make(task), found)
 
 
 def kernels(task: Task) -> Trainer:
-    """The fast trainer, or an error that says why it cannot be had."""
+    """The fast trainer, or an error that says why it cannot be used."""
     try:
         return _fast(task)
     except CannotTrainError as reason:
-        raise InputError(f"trainer='kernels' was asked for, but {reason}; use trainer='auto' or 'batched'.") from reason
+        raise InputError(f"trainer='kernels' was requested, but {reason}; use trainer='auto' or 'batched'.") from reason
 
 
 def auto(task: Task) -> Trainer:
@@ -66,7 +66,7 @@ def auto(task: Task) -> Trainer:
             return _made(name, task, reason)
         except CannotTrainError as why:
             reason = str(why)
-    raise AssertionError("the last way has no reason to refuse")
+    raise AssertionError("the last trainer accepts every task")
 
 
 def _first_right(task: Task) -> Trainer:
@@ -91,7 +91,7 @@ def _first_right(task: Task) -> Trainer:
         if number + 1 < len(names):
             warn(f"{failure}; taking '{names[number + 1]}' instead.", 3)
     raise InputError(
-        f"no trainer does what plain autograd does: {'; '.join(rejected)}. If that is no harm, set check_trainer=False."
+        f"no trainer agrees with plain autograd: {'; '.join(rejected)}. To train anyway, set check_trainer=False."
     )
 
 
@@ -110,7 +110,7 @@ def _in_turn(task: Task) -> tuple[list[str], str]:
     work = _convolutions(task)
     if work > _MOST_TOGETHER and not _spills(task):
         return ["one-by-one"], f"{work / 1e6:.0f} MFLOP of convolutions a batch keep a CPU busy with one client"
-    return ["batched", "one-by-one"], "kernels need a GPU, and this run trains on the CPU"
+    return ["batched", "one-by-one"], "kernels need a GPU, but this run trains on the CPU"
 
 
 def _made(name: str, task: Task, reason: str) -> Trainer:
@@ -137,25 +137,21 @@ def _spills(task: Task) -> bool:
 
 def _fast(task: Task) -> Trainer:
     if not task.data.whole:
-        raise CannotTrainError("the kernels read samples that lie on the device, and these are loaded on demand")
+        raise CannotTrainError("the kernels need samples on the device, but these are loaded on demand")
     if _spills(task):
-        raise CannotTrainError(
-            "the kernels keep the clients' optimiser state on the device, and it is to be kept on disk"
-        )
+        raise CannotTrainError("the kernels keep the clients' optimiser state on the device, but state_place is disk")
     if task.starts is not None:
         raise CannotTrainError(
-            "the kernels start all clients from one model, and this server rule starts each from its own"
+            "the kernels start all clients from one model, but this server rule starts each from its own"
         )
     if task.gradients:
         names = ", ".join(type(rule).__name__.strip("_") for rule in task.gradients)
-        raise CannotTrainError(f"the kernels step right after the backward pass and leave no room for {names}")
+        raise CannotTrainError(f"the kernels do not support {names}")
     try:
         from everfed.engine.lower import CannotLowerError
         from everfed.engine.trainer import Kernels
     except ImportError as error:
-        raise CannotTrainError(
-            f"Triton, which comes with torch for CUDA, is missing here or too old ({error})"
-        ) from error
+        raise CannotTrainError(f"Triton, which comes with torch for CUDA, is missing or too old ({error})") from error
     try:
         return Kernels(task)
     except CannotLowerError as error:

@@ -1,4 +1,4 @@
-"""Whether a trainer does what it should: two clients' first minibatches, its way and by plain autograd.
+"""The check of a trainer: two clients' first minibatches, compared with plain autograd.
 
 Fast ways to train are long programs, and what they get wrong shows nowhere: a loss falls on scrambled
 pixels too. So every run first trains a little of its own data twice and compares. The plain way is
@@ -38,7 +38,7 @@ _ADAM_FLOOR = 0.1
 
 def conditioned(optimizer: Optimizer, gradient: Tensor, weights: Tensor) -> Optimizer:
     """The run's rule with a rate, and Adam's eps, that suit this gradient. Rules that are not ours become SGD:
-    it is gradients that are compared, and of the rule's own sensitivity nothing is known."""
+    gradients are compared, and the rule's own sensitivity is not known."""
     if not isinstance(optimizer, SGD | Adam):
         optimizer = SGD()
     gradient = gradient + optimizer.weight_decay * weights
@@ -55,7 +55,7 @@ def _rate(far: float, direction: Tensor) -> float:
 
 
 def _bounded(value: float) -> float:
-    """A positive number, whatever the gradient was: even if it is not finite, the comparison goes on."""
+    """A positive number for any gradient, so that the comparison continues even if it is not finite."""
     return min(max(value, 1e-30), 1e30) if value == value else 1.0
 
 
@@ -126,8 +126,8 @@ def compare(
     failure = ""
     if difference > tolerance:
         failure = (
-            f"trains other updates than plain autograd from this run's own data: {where} is "
-            f"{in_words(difference)} off, where {in_words(tolerance)} could be rounding"
+            f"computes different updates than plain autograd on this run's data: {where} is "
+            f"{in_words(difference)} off, and rounding explains at most {in_words(tolerance)}"
         )
     return Check(who, difference, tolerance, failure, note)
 
@@ -148,7 +148,7 @@ def fails(make: Callable[[Task], Trainer], task: Task) -> str:
 
 
 def _failure(error: BaseException) -> str:
-    return f"fails on this run's own data ({first_line(error)})"
+    return f"fails on this run's data ({first_line(error)})"
 
 
 def _copyable(rules: tuple[GradientRule, ...]) -> tuple[tuple[GradientRule, ...], str]:
