@@ -142,7 +142,7 @@ def compare(
     Takes a model, data, a fleet and settings like `simulate`, or an Experiment. methods: names, Methods or policies.
     The other arguments are those of `sweep`.
     """
-    experiment = _experiment(model, data, fleet, "algorithm1", settings)
+    experiment = _experiment(model, data, fleet, None, settings)
     return sweep(
         experiment, {"method": methods}, seeds=seeds, out=out, jobs=jobs, on_divergence=on_divergence,
         on_progress=on_progress,

@@ -27,7 +27,7 @@ class Group:
     cycles: tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fleet:
     """Clients and their energy. Build one with `Fleet.from_cycles`.
 

@@ -18,8 +18,8 @@ from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles
 from everfed.run.config import by_content, differences, flat, to_dict
 from everfed.run.experiment import Experiment
+from everfed.run.fingerprint import fingerprint
 from everfed.run.history import RoundRecord
-from everfed.run.live import fingerprint
 from everfed.stats import margins
 from everfed.store.folder import StoredRun
 

@@ -40,7 +40,8 @@ from everfed.learning.task import Loss
 from everfed.methods import METHODS, Method, as_method
 from everfed.random import check_seed
 from everfed.registry import lookup
-from everfed.run.live import Live, fingerprint
+from everfed.run.fingerprint import fingerprint
+from everfed.run.live import Live
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
 from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
@@ -185,7 +186,7 @@ def _later(default: Any, **metadata: str) -> Any:
     return field(default=default, metadata={"left_out": True, **metadata})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experiment:
     """A run. The defaults are the preset digits with one rate for all methods: 40 clients, the paper's energy."""
 
@@ -245,6 +246,16 @@ class Experiment:
         own_metrics(self.metrics)
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
+
+    def __eq__(self, other: object) -> bool:
+        """By content, arrays included."""
+        if not isinstance(other, Experiment):
+            return NotImplemented
+        pairs = [(getattr(self, part.name), getattr(other, part.name)) for part in fields(self)]
+        return all(_alike(one, two) for one, two in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.seed, self.rounds, self.local_steps, self.batch_size))
 
     def __reduce__(self) -> tuple[Callable[..., Experiment], tuple[Any, ...]]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -322,6 +333,15 @@ class Experiment:
             data = data.hold_out(self.validation, seed)
         split: FederatedData | OnDemand = data.split(self.split, len(fleet), fleet=fleet, seed=seed)
         return split
+
+
+def _alike(one: Any, two: Any) -> bool:
+    try:
+        if one is two or bool(one == two):
+            return True
+    except (ValueError, RuntimeError):  # arrays do not compare to one truth
+        pass
+    return fingerprint(one) == fingerprint(two)
 
 
 def _take_part(experiment: Experiment, name: str) -> None:

@@ -37,7 +37,7 @@ class RoundRecord:
         return {**vars(self), **lists, "energy": self.energy.to_dict(), "metrics": metrics}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class History:
     """A finished run: its records and the trained model."""
 

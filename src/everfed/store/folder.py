@@ -30,15 +30,16 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, first_line
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.fingerprint import fingerprint
 from everfed.run.history import History
-from everfed.run.live import Live, fingerprint, objects, restored
+from everfed.run.live import Live, objects, restored
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
 from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet, save_fleet
 from everfed.store.records import read_records
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StoredRun(History):
     """A History read from a run folder; `rounds` ends where the records do."""
 
