@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from everfed.errors import InputError
 
@@ -82,6 +83,8 @@ class _Content:
             self._code(value)
         elif isinstance(value, weakref.ref):
             self.add(value())
+        elif isinstance(value, RemovableHandle):  # its number differs from object to object
+            self.say("handle")
         elif isinstance(value, types.ModuleType):
             self.say(f"module:{value.__name__}")
         elif isinstance(value, Mapping):
