@@ -28,7 +28,7 @@ LAYERS = [
     {"auditing"},
     {"theory"},
     {"run"},
-    {"testbed", "api"},
+    {"testbed"},
     {"presets", "store"},
     {"studies"},
     {"report"},

@@ -130,12 +130,12 @@ class TestEveryRule:
             assert out[1].isfinite().all().item() is True
 
     def test_the_kernels_give_way_to_it_with_a_reason(self, rule):
-        with pytest.raises(CannotTrainError, match=f"no room for {type(rule).__name__}"):
+        with pytest.raises(CannotTrainError, match=f"do not support {type(rule).__name__}"):
             choose._fast(simulation((rule,)).source.trainer.task)
 
 
 def test_the_kernels_give_way_to_scaffold():
-    with pytest.raises(CannotTrainError, match="no room for Clip, Scaffold"):
+    with pytest.raises(CannotTrainError, match="do not support Clip, Scaffold"):
         choose._fast(simulation((ef.Clip(),), ef.SERVER_RULES["scaffold"]()).source.trainer.task)
 
 

@@ -114,7 +114,7 @@ def test_state_on_disk_needs_the_batched_trainer(digits):
     run = ef.start(
         "mlp", data, fleet, client=ef.Adam(1e-3), rounds=2, trainer="batched", state_place="disk", device="cpu"
     )
-    with pytest.raises(CannotTrainError, match="on disk"):
+    with pytest.raises(CannotTrainError, match="state_place is disk"):
         choose._fast(run.source.trainer.task)
 
 

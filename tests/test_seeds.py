@@ -100,7 +100,7 @@ def test_files_leave_a_seed_out_unless_it_is_set_so_older_folders_keep_their_nam
         ("init_seed", -1, "init_seed is -1; it must be a whole number"),
         ("init_seed", 1.5, "init_seed is 1.5; it must be a whole number"),
         ("schedule_seed", "a", 'schedule_seed is "a"; it must be a whole number'),
-        ("validation", 1.0, "validation is 1.0; it must be a fraction from 0 to below 1"),
+        ("validation", 1.0, "validation is 1.0; it must be from 0 to below 1"),
         ("validation", -0.1, "validation is -0.1"),
         ("validation", True, "validation is true; it must be a number"),
     ],

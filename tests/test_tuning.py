@@ -84,7 +84,7 @@ def test_a_best_value_that_stays_at_the_edge_is_said(pretend, tmp_path):
     found, _ = tuned(pretend, peak(0.2, 1000.0), tmp_path, extend=2)
     assert found.grid["client.lr"] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
     assert found.notes == (
-        "the best client.lr of greedy, 1.6, lies at the edge of the grid: it was extended by 2 steps already.",
+        "the best client.lr of greedy, 1.6, is at the edge of the grid: it was extended by 2 steps already.",
     )
 
 
@@ -376,9 +376,9 @@ def test_a_dotted_key_in_quotes_cannot_slip_past_the_command_line(table, tmp_pat
         ({"split_seed": [0, 1]}, [0], None),
         ({"split_seed": [0, 1], "init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], "are all set, so"),
         ({"init_seed": [5], "batch_seed": [5], "schedule_seed": [5]}, [0, 1], None),
-        ({"policy": ["greedy"], "method": ["fedavg"]}, [0], "'method' undoes its 'policy'"),
-        ({"client.lr": [0.1], "client": ["adam"]}, [0], "'client' undoes its 'client.lr'"),
-        ({"client.lr": [0.1], "client.kind": ["adam"]}, [0], "'client.kind' undoes its 'client.lr'"),
+        ({"policy": ["greedy"], "method": ["fedavg"]}, [0], "'method' overrides its 'policy'"),
+        ({"client.lr": [0.1], "client": ["adam"]}, [0], "'client' overrides its 'client.lr'"),
+        ({"client.lr": [0.1], "client.kind": ["adam"]}, [0], "'client.kind' overrides its 'client.lr'"),
         ({"client": ["adam", "sgd"], "client.lr": [0.1, 0.2]}, [0], None),
         ({"method": ["algorithm1", "greedy"], "policy": ["bernoulli"]}, [0], "contains one run twice"),
         ({"method": ["algorithm1", "mifa"], "policy": ["bernoulli"]}, [0], None),
