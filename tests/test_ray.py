@@ -191,7 +191,7 @@ def test_a_sweep_over_machines_that_die(two_nodes, nodes, tmp_path):
     thread.join()
     said = [note for note in notes if note]
     assert len(said) >= 2, said
-    assert all("goes on elsewhere from its last checkpoint" in note for note in said)
+    assert all("its last checkpoint" in note for note in said)
     alone = sweep.run_all(sweep.plan_runs(raw, grid, [0, 1], tmp_path / "alone"), jobs=1)
     for one, other in zip(alone, stored, strict=True):
         assert other.state == "done"

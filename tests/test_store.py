@@ -20,6 +20,7 @@ import everfed as ef
 from everfed.errors import DivergenceError, EverfedWarning, InputError
 from everfed.run import config
 from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.start import start
 from everfed.scheduling.uncertain import Thrifty
 from everfed.store import StoreError, open_run, records, stored_rounds
 from everfed.store.checkpoint import checkpoints, load_checkpoints, save_checkpoint
@@ -401,7 +402,7 @@ def test_a_file_of_a_later_version_is_refused(tmp_path):
 
 
 def test_records_of_a_version_without_metrics_of_ones_own_are_read_and_added_to(tmp_path, monkeypatch):
-    first, second = list(Experiment(rounds=2, eval_every=1, device="cpu", fleet=CycleFleet(clients=4)).simulation())
+    first, second = start(Experiment(rounds=2, eval_every=1, device="cpu", fleet=CycleFleet(clients=4)))
     path = tmp_path / "records.arrow"
     with monkeypatch.context() as older:
         older.setattr(records, "_SCHEMA", pa.schema(list(records._SCHEMA)[:-2]))
