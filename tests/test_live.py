@@ -338,3 +338,36 @@ def test_an_experiment_is_compared_over_methods(tmp_path):
     base = Experiment(model=net(), data=samples(), fleet=FLEETS["cycles"](), **KW)
     found = ef.compare(base, methods=["greedy", EveryNth()], seeds=1, out=tmp_path)
     assert list(found.summary) == ["greedy", "EveryNth(n=2)"]
+
+
+def test_grids_and_seeds_of_any_sequence(tmp_path):
+    base = Experiment(model=net(), data=samples(), fleet=FLEETS["cycles"](), **KW)
+    found = ef.sweep(base, {"client.lr": np.array([0.05, 0.2])}, seeds=np.int64(1), out=tmp_path)
+    assert [run.experiment.client.lr for run in found.runs] == [0.05, 0.2]
+    for grid, words in (({"rounds": 3}, "the values of 'rounds' are 3"), ({"method": "greedy"}, "must be a list")):
+        with pytest.raises(ef.InputError, match=words):
+            ef.sweep(base, grid, out=tmp_path)
+    with pytest.raises(ef.InputError, match="seeds is True"):
+        ef.sweep(base, {"rounds": [3]}, seeds=True, out=tmp_path)
+
+
+def test_numbers_and_devices_of_libraries_are_plain_ones(tmp_path):
+    settings = {**KW, "client": ef.SGD(np.float32(0.5)), "device": torch.device("cpu"), "rounds": np.int64(4)}
+    stored = ef.simulate(net(), samples(), FLEETS["cycles"](), out=tmp_path, **settings)
+    assert same(stored.params, ef.simulate(net(), samples(), FLEETS["cycles"](), **settings).params)
+
+
+def test_a_rule_beside_a_method_is_refused():
+    with pytest.raises(ef.InputError, match="server is given beside the method"):
+        ef.simulate(net(), samples(), FLEETS["cycles"](), server=ef.Normalized(), **KW)
+
+
+def test_a_folder_cannot_run_code_that_lies_beside_it(tmp_path, monkeypatch):
+    ef.simulate(net(), samples(), FLEETS["cycles"](), out=tmp_path / "run", **KW)
+    (tmp_path / "trap_module.py").write_text("raise SystemExit('executed')")
+    file = tmp_path / "run" / "experiment.toml"
+    file.write_text('plugins = ["trap_module"]\n' + file.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # as in a notebook
+    with pytest.raises(ef.InputError, match="plugin 'trap_module' not found"):
+        open_run(tmp_path / "run")

@@ -99,7 +99,7 @@ def simulate(
 
 def sweep(
     experiment: Experiment,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Any],
     *,
     seeds: int | Sequence[int] = 3,
     out: str | Path,
@@ -118,8 +118,14 @@ def sweep(
     from everfed.studies.sweep import plan_runs, run_all
 
     began = time.perf_counter()
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    runs = plan_runs(experiment, grid, numbers, Path(out) / "runs")
+    if isinstance(seeds, bool):
+        raise InputError(f"seeds is {seeds}; it must be a number of seeds, or a list of them.")
+    numbers = range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+            raise InputError(f"the values of '{key}' are {values!r}; they must be a list, as in [{values!r}].")
+    tried = {key: values.tolist() if isinstance(values, np.ndarray) else values for key, values in grid.items()}
+    runs = plan_runs(experiment, tried, [int(seed) for seed in numbers], Path(out) / "runs")
     stored = run_all(runs, jobs=jobs, on_divergence=on_divergence, on_progress=on_progress)
     return conclude(runs, stored, Path(out), time.perf_counter() - began)
 

@@ -19,8 +19,11 @@ from everfed.errors import InputError, first_line, warn
 GROUP = "everfed.plugins"
 
 
-def load(names: Any, folders: Iterable[Path | str] = ()) -> None:
-    """Import modules that register kinds. folders: where to look for them besides the installed ones."""
+def load(names: Any, folders: Iterable[Path | str] = (), *, trusted: bool = True) -> None:
+    """Import modules that register kinds. folders: where to look for them besides the installed ones.
+
+    trusted: whether the current folder may be one of the places, as it is in a notebook.
+    """
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(f'plugins is {names!r}; it must be a list of modules, such as ["mylab"].')
     for name in names:
@@ -28,7 +31,7 @@ def load(names: Any, folders: Iterable[Path | str] = ()) -> None:
             continue
         if not all(part.isidentifier() for part in name.split(".")):
             raise InputError(f"the plugin is '{name}'; give the name of an importable module, such as mylab.")
-        with _also_in(folders):
+        with _looking_in(folders, trusted):
             try:
                 importlib.import_module(name)
             except Exception as error:
@@ -73,16 +76,16 @@ def _found_in(name: str) -> list[str]:
 
 
 @contextmanager
-def _also_in(folders: Iterable[Path | str]) -> Iterator[None]:
+def _looking_in(folders: Iterable[Path | str], trusted: bool) -> Iterator[None]:
     """Installed modules come first, and what is loaded later does not look in these folders."""
-    added = [str(folder) for folder in dict.fromkeys(map(str, folders)) if str(folder) not in sys.path]
-    sys.path += added
+    before = list(sys.path)
+    added = [folder for folder in dict.fromkeys(map(str, folders)) if folder not in before]
+    sys.path[:] = [place for place in before if trusted or place not in ("", ".")] + added
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        for folder in added:
-            sys.path.remove(folder)
+        sys.path[:] = before
 
 
 def _why(name: str, error: Exception) -> str:

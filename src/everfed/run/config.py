@@ -15,6 +15,8 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from everfed import plugins, registry
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
@@ -51,6 +53,8 @@ def plain(part: Any, hint: Any) -> Any:
         return [plain(item, typing.get_args(hint)[0]) for item in part]
     if isinstance(part, Fleet):
         part = CycleFleet.of(part) or part
+    if isinstance(part, np.generic):
+        part = part.item()
     if part is None or isinstance(part, bool | int | float | str):
         return part
     if hint is type(part):  # options with options of their own
@@ -228,7 +232,7 @@ def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
         raise InputError(f"the experiment file '{path}' cannot be read: {error}.") from None
     folder = path.absolute().parent
     plugins.load_installed()
-    plugins.load(raw.get("plugins", []), [Path.cwd(), folder] if trusted else [])
+    plugins.load(raw.get("plugins", []), [Path.cwd(), folder] if trusted else [], trusted=trusted)
     _find_files(Experiment, raw, folder)
     return raw
 

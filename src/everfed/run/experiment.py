@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
+import torch
 from torch import nn
 
 from everfed import plugins, registry
@@ -278,6 +279,8 @@ class Experiment:
     ) -> Experiment:
         """From the arguments of `simulate`; a method selects a policy and a server rule."""
         for name in settings:
+            if name in ("policy", "server"):
+                raise InputError(f"{name} is given beside the method; give method=Method(policy, server) instead.")
             if name not in cls.__dataclass_fields__:
                 raise InputError(unknown("setting", name, cls.__dataclass_fields__))
         chosen = as_method(method)
@@ -361,6 +364,8 @@ def _take_part(experiment: Experiment, name: str) -> None:
         taken = from_arrays(value)
     elif name in ("metrics", "plugins") and isinstance(value, list):
         taken = tuple(value)
+    elif isinstance(value, torch.device):
+        taken = str(value)
     elif isinstance(value, np.integer | np.floating):
         taken = value.item()
     elif name == "fleet" and not isinstance(value, Fleet | Live) and not hasattr(value, "build"):
