@@ -1,7 +1,5 @@
 """A data set whose test set has no part in choosing rates. A module of its own, since processes import it by name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

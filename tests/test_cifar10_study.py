@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import everfed as ef
 from everfed import presets
 from everfed.data.augment import CentreCrop
 from everfed.data.images import Cifar10
@@ -49,6 +50,7 @@ def cifar10():
     sys.path.remove(str(SCRIPT.parent))
     for name in MODULES:
         sys.modules.pop(name, None)
+    ef.DATASETS.pop("held-out", None)  # registered by one of them, and no kind of other tests
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import everfed as ef
 import report_runs
 from everfed import presets
 from everfed.data.datasets import load
@@ -34,6 +35,7 @@ def non_iid():
     sys.path.remove(str(SCRIPT.parent))
     for name in ("held_out", "non_iid", "non_iid_tables", "study_runs", "watched"):
         del sys.modules[name]
+    ef.DATASETS.pop("held-out", None)  # registered by one of them, and no kind of other tests
 
 
 @pytest.fixture(scope="module")
