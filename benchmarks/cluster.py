@@ -18,7 +18,8 @@ import torch
 from everfed.learning.models import Mlp
 from everfed.learning.optim import SGD, Adam
 from everfed.ray import connect, sharded
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.loop import Run
 from everfed.run.start import start
 

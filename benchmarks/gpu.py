@@ -143,7 +143,8 @@ def large(options: argparse.Namespace) -> list[dict[str, Any]]:
 def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
     from everfed.data.images import Cifar10
     from everfed.learning.models import McMahanCnn
-    from everfed.run.experiment import CycleFleet, Experiment
+    from everfed.run.experiment import Experiment
+    from everfed.run.fleets import CycleFleet
 
     rows = []
     shared = Experiment(

@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from everfed.flower import RoundLimits, client_app, remote_run
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.rounds import LocalRounds
 from everfed.run.start import start
 

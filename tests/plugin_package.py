@@ -16,7 +16,7 @@ from everfed.data.dataset import Dataset
 from everfed.energy.arrivals import Lump
 from everfed.learning.batched import Batched
 from everfed.learning.optim import Constant, Schedule
-from everfed.run.experiment import CycleFleet
+from everfed.run.fleets import CycleFleet
 from everfed.scheduling.policies import Clients, Decision, Policy, State, View
 from everfed.server.rules import ClientScales, PlainRule, Weighting
 

@@ -15,7 +15,8 @@ from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.errors import EverfedWarning
 from everfed.learning.evaluate import Metrics
 from everfed.methods import plan
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.history import RoundRecord
 from everfed.run.start import start
 from everfed.store.folder import StoredRun

@@ -23,7 +23,8 @@ from everfed.learning.task import Check, DeviceData, PlainTrained
 from everfed.ray.trainer import _worst
 from everfed.ray.worker import Worker
 from everfed.run import config
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.store import open_run, stored_rounds
 from everfed.trainers import choose
 from everfed.trainers.compare import TOLERANCES, compare

@@ -17,7 +17,8 @@ from everfed.learning.gradients import Clip, Proximal
 from everfed.learning.optim import SGD, Adam, Cosine, InverseTime
 from everfed.methods import METHODS
 from everfed.run import config
-from everfed.run.experiment import TABLES, CycleFleet, Experiment
+from everfed.run.experiment import TABLES, Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.schema import schema
 from everfed.run.start import start
 from everfed.scheduling.policies import Greedy

@@ -15,7 +15,8 @@ import everfed as ef
 from everfed.data.augment import CropFlip
 from everfed.learning.batched import Batched
 from everfed.learning.compress import Qsgd
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.store import open_run, stored_rounds
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -20,7 +20,8 @@ from everfed.report.distinct import distinct
 from everfed.report.figure import figure
 from everfed.report.lines import lines
 from everfed.report.page import page
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.store import open_run, stored_rounds
 
 SMALL = Experiment(fleet=CycleFleet(4, (1, 2)), rounds=8, local_steps=1, batch_size=2, eval_every=2, device="cpu")

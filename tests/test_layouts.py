@@ -21,7 +21,8 @@ from everfed.learning.layout import Layout
 from everfed.learning.streamed import on_device
 from everfed.learning.task import DeviceData, Task, as_weights, own_tensor
 from everfed.ray.worker import Order, Worker
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from layouts import FLOATS, INTEGERS, LABEL_WAYS, WAYS, dressed, handed_over, mapped, stored_along, with_steps
 
 CPU = torch.device("cpu")

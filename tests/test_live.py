@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import everfed as ef
@@ -16,8 +18,9 @@ from everfed.energy.changing import Changing
 from everfed.learning.optim import SCHEDULES
 from everfed.report.page import page
 from everfed.run import config, live
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
 from everfed.run.fingerprint import fingerprint
+from everfed.run.fleets import CycleFleet
 from everfed.scheduling.policies import Decision
 from everfed.store import find_runs, open_run
 from everfed.studies.sweep import folder_name
@@ -194,7 +197,9 @@ def test_methods_are_compared_by_name_method_and_policy(tmp_path):
     plain = ef.simulate(net(), samples(), FLEETS["cycles"](), "greedy", seed=1, **KW)
     (stored,) = (run for run in found.runs if run.experiment.method == "greedy" and run.experiment.seed == 1)
     assert same(stored.params, plain.params)
-    assert found.table() is not None
+    console = Console(width=200, file=io.StringIO())
+    console.print(found.table())
+    assert all(label in console.file.getvalue() for label in ("Algorithm 1", "Benchmark 1 (greedy)", "mine"))
     again = ef.compare(net(), samples(), FLEETS["cycles"](), ["greedy"], seeds=2, out=tmp_path, **KW)
     assert again.summary["greedy"]["accuracy"] == found.summary["greedy"]["accuracy"]
 
@@ -371,3 +376,42 @@ def test_a_folder_cannot_run_code_that_lies_beside_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend("")  # as in a notebook
     with pytest.raises(ef.InputError, match="plugin 'trap_module' not found"):
         open_run(tmp_path / "run")
+
+
+def test_objects_of_one_class_are_told_apart_in_a_sweep(tmp_path):
+    base = Experiment(model=net(), data=samples(), fleet=FLEETS["cycles"](), **KW)
+    grid = {"model": [net(), net(1)], "policy": [EveryNth(2), EveryNth(3), ef.Greedy(), ef.Greedy(scaled=True)]}
+    found = ef.sweep(base, grid, seeds=2, out=tmp_path)
+    assert len(found.summary) == 8
+    assert all(row["seeds"] == [0, 1] for row in found.summary.values())
+    twins = [ef.Method(EveryNth(n), ef.Sum(), "mine") for n in (2, 3)]
+    with pytest.raises(ef.InputError, match="two settings of the grid are both called 'mine'"):
+        ef.compare(base, methods=twins, out=tmp_path)
+
+
+def half(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) / 2
+
+
+def test_losses_metrics_and_gradient_rules_can_be_swept(tmp_path):
+    base = Experiment(model=net(), data=samples(), fleet=FLEETS["cycles"](), **KW)
+    for key, values in {"loss": [None, half], "metrics": [[], [worst]], "gradients": [[], [ef.Clip(0.01)]]}.items():
+        found = ef.sweep(base, {key: values}, seeds=1, out=tmp_path / key)
+        assert len(found.summary) == 2
+        for run, value in zip(found.runs, values, strict=True):
+            plain = ef.simulate(replace(base, **{key: value}))
+            assert same(run.params, plain.params)
+            assert run.final == plain.final
+
+
+def test_what_a_sweep_cannot_do_is_said(tmp_path):
+    base = Experiment(model=lambda: net(), data=samples(), fleet=FLEETS["cycles"](), **KW)
+    with pytest.raises(ef.InputError, match="cannot be sent to another process"):
+        ef.sweep(base, {"rounds": [3]}, seeds=2, jobs=2, out=tmp_path)
+    with pytest.raises(ef.InputError, match="seed is given, but the runs have the seeds"):
+        ef.compare(net(), samples(), FLEETS["cycles"](), seed=3, out=tmp_path, **KW)
+    with pytest.raises(ef.InputError, match="metrics is 'accuracy'; it must be a list"):
+        Experiment(metrics="accuracy")
+    ef.simulate(net(), samples(), FLEETS["cycles"](), out=tmp_path, **KW)
+    with pytest.raises(ef.InputError, match="check_trainer was False, now True"):
+        ef.simulate(net(), samples(), FLEETS["cycles"](), out=tmp_path, **{**KW, "check_trainer": True})

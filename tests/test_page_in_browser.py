@@ -13,7 +13,8 @@ from browser import Browser, find_chromium
 from everfed.learning.evaluate import Metrics
 from everfed.report.data import page_data
 from everfed.report.page import page
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.history import RoundRecord
 
 chromium = find_chromium()

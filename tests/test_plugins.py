@@ -16,7 +16,8 @@ import everfed as ef
 from everfed import plugins, registry
 from everfed.cli import main
 from everfed.run import config
-from everfed.run.experiment import TABLES, CycleFleet, Experiment
+from everfed.run.experiment import TABLES, Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.schema import schema
 from everfed.scheduling.policies import Greedy
 

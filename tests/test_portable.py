@@ -19,7 +19,8 @@ from everfed import presets
 from everfed.data.fetch import cache_folder
 from everfed.machine import cores, free_memory
 from everfed.run import config
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.store import StoreError, open_run, stored_rounds
 from everfed.store.folder import RunFolder, is_running
 from everfed.studies.sweep import folder_name

@@ -29,7 +29,8 @@ from everfed.learning.optim import SGD, Adam
 from everfed.ray import OnCluster, connect, sharded, spread
 from everfed.ray.cluster import Cluster, ray
 from everfed.ray.state import merge_clients, split_clients
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.start import start
 from everfed.server.control import Scaffold
 from everfed.server.gossip import FedAWE

@@ -24,7 +24,8 @@ from everfed.report.lines import curve, lines
 from everfed.report.page import page
 from everfed.report.raster import sample
 from everfed.report.style import styles
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.scheduling.policies import Bernoulli
 from everfed.server.rules import Normalized
 

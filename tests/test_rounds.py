@@ -15,7 +15,8 @@ from torch import Tensor
 import everfed
 import everfed as ef
 from everfed.learning.task import PlainTrained, Trained
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.loop import Run
 from everfed.run.rounds import Rounds, Training
 from everfed.run.setup import Setup

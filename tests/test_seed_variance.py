@@ -10,7 +10,8 @@ import pytest
 import everfed as ef
 from everfed.learning.models import Logistic
 from everfed.run import config
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.studies import seed_variance
 
 SIZES = {"split": 3.0, "init": 0.0, "batch": 1.0, "schedule": 2.0}

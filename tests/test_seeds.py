@@ -18,7 +18,8 @@ from everfed.learning.compress import Qsgd
 from everfed.learning.models import Logistic
 from everfed.report.raster import batteries
 from everfed.run import config
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.scheduling.policies import Bernoulli
 from everfed.store import open_run, stored_rounds
 from everfed.studies.sweep import folder_name

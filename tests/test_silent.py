@@ -20,7 +20,8 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import EverfedWarning
 from everfed.report.data import page_data
 from everfed.report.notes import silence, silences
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.scheduling import silent
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.table import POLICIES

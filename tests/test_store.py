@@ -19,7 +19,8 @@ import torch
 import everfed as ef
 from everfed.errors import DivergenceError, EverfedWarning, InputError
 from everfed.run import config
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.run.start import start
 from everfed.scheduling.uncertain import Thrifty
 from everfed.store import StoreError, open_run, records, stored_rounds

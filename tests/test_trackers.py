@@ -9,7 +9,8 @@ import pytest
 
 import everfed as ef
 from everfed.errors import InputError, MissingExtraError
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.store import open_run, stored_rounds
 from everfed.store.trackers import tracked
 

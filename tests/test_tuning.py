@@ -16,7 +16,8 @@ from everfed.data.dataset import Dataset
 from everfed.data.datasets import Digits
 from everfed.learning.models import Logistic
 from everfed.run import config
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 from everfed.store import StoreError, open_run, stored_rounds
 from everfed.studies import tuning
 from everfed.studies.sweep import plan_runs, run_all

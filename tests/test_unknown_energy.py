@@ -18,7 +18,7 @@ from everfed.energy.changing import Changing
 from everfed.energy.profile import Profile
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov
 from everfed.run import config
-from everfed.run.experiment import CycleFleet
+from everfed.run.fleets import CycleFleet
 from everfed.scheduling.foresight import KnownArrivals, Outlook
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Clients, View

@@ -13,7 +13,7 @@ import pytest
 from everfed import Sum, presets
 from everfed.methods import METHODS
 from everfed.run import config
-from everfed.run.experiment import CycleFleet
+from everfed.run.fleets import CycleFleet
 from everfed.run.start import start
 from everfed.server.last_updates import Varp
 from everfed.server.optimizers import ServerMomentum, ServerSGD

@@ -14,7 +14,8 @@ import everfed as ef
 import report_runs
 from everfed.cli.app import main
 from everfed.report.data import page_data
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
+from everfed.run.fleets import CycleFleet
 
 BIASED, UNBIASED, OPEN, BY_MEMORY = "biased over", "unbiased over", "not decided", "no judgement by weights"
 ALGORITHM_1 = ("algorithm1", "lattice", "fixed-phase", "ht-scaffold")

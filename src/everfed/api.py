@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,9 +13,10 @@ import numpy as np
 
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, warn
-from everfed.methods import Method
+from everfed.methods import COMPARED, Method
 from everfed.run import start as local
-from everfed.run.experiment import DataPart, Experiment, FleetSpec, ModelPart
+from everfed.run.experiment import DataPart, Experiment, ModelPart
+from everfed.run.fleets import FleetSpec
 from everfed.run.history import History
 from everfed.run.loop import Run
 from everfed.scheduling.policies import Policy
@@ -126,6 +128,8 @@ def sweep(
             raise InputError(f"the values of '{key}' are {values!r}; they must be a list, as in [{values!r}].")
     tried = {key: values.tolist() if isinstance(values, np.ndarray) else values for key, values in grid.items()}
     runs = plan_runs(experiment, tried, [int(seed) for seed in numbers], Path(out) / "runs")
+    if jobs > 1:
+        _check_picklable(runs[0].experiment)
     stored = run_all(runs, jobs=jobs, on_divergence=on_divergence, on_progress=on_progress)
     return conclude(runs, stored, Path(out), time.perf_counter() - began)
 
@@ -134,7 +138,7 @@ def compare(
     model: ModelPart | Experiment,
     data: DataPart | None = None,
     fleet: FleetSpec | Fleet | None = None,
-    methods: Sequence[str | Method | Policy] = ("algorithm1", "greedy", "wait-for-all", "fedavg"),
+    methods: Sequence[str | Method | Policy] = COMPARED,
     *,
     seeds: int | Sequence[int] = 5,
     out: str | Path,
@@ -148,11 +152,24 @@ def compare(
     Takes a model, data, a fleet and settings like `simulate`, or an Experiment. methods: names, Methods or policies.
     The other arguments are those of `sweep`.
     """
+    if "seed" in settings:
+        raise InputError("seed is given, but the runs have the seeds of `seeds`; write seeds=[4, 7] for these two.")
     experiment = _experiment(model, data, fleet, None, settings)
     return sweep(
         experiment, {"method": methods}, seeds=seeds, out=out, jobs=jobs, on_divergence=on_divergence,
         on_progress=on_progress,
     )  # fmt: skip
+
+
+def _check_picklable(experiment: Experiment) -> None:
+    """Runs in processes of their own are sent there, live objects included."""
+    try:
+        pickle.dumps(experiment)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"jobs is above 1, and an object of the experiment cannot be sent to another process ({error}); define it "
+            "at the top level of a module, or leave jobs at 1."
+        ) from error
 
 
 def _experiment(

@@ -147,3 +147,7 @@ def plan(
     check_horizon(fleet, rounds, strict_horizon)
     warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
     return Schedule(fleet, policy, seed).rounds(0, rounds)
+
+
+# The paper's comparison: its algorithm, its two benchmarks and its upper bound.
+COMPARED = ("algorithm1", "greedy", "wait-for-all", "fedavg")

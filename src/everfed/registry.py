@@ -31,7 +31,7 @@ _HOMES = {
     "client": "everfed.learning.optim",
     "compression": "everfed.learning.compress",
     "data": "everfed.data.datasets",
-    "fleet": "everfed.run.experiment",
+    "fleet": "everfed.run.fleets",
     "gradients": "everfed.learning.gradients",
     "method": "everfed.methods",
     "metrics": "everfed.learning.evaluate",

@@ -25,12 +25,12 @@ from everfed.errors import InputError, unknown
 from everfed.learning.models import MODELS
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES
 from everfed.learning.precision import PRECISIONS
-from everfed.methods import METHODS
+from everfed.methods import COMPARED as _COMPARED, METHODS
 from everfed.registry import lookup
 from everfed.run import config
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import TRACKERS
-from everfed.studies.sweep import COMPARED as _COMPARED, overwritten
+from everfed.studies.sweep import overwritten
 from everfed.trainers.choose import TRAINERS
 
 plugins.import_installed()  # so that the lists of names below include theirs

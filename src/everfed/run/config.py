@@ -23,7 +23,8 @@ from everfed.errors import InputError, unknown
 from everfed.methods import METHODS
 from everfed.registry import lookup
 from everfed.run import live
-from everfed.run.experiment import TABLES, CycleFleet, Experiment, choices, kind_of
+from everfed.run.experiment import TABLES, Experiment, choices, kind_of
+from everfed.run.fleets import CycleFleet
 
 # Of files that are written out. The first format had no such key, and other rules under two of today's names.
 FORMAT = 2
@@ -147,12 +148,13 @@ def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(cls)
     names = [f.name for f in registry.options(cls) if not f.metadata.get("live")]
     recalled = {key: found for key, value in raw.items() if (found := live.recall(value))}
-    for key in raw.keys() - recalled.keys():
+    absent = {f.name for f in registry.options(cls) if f.metadata.get("live") and raw.get(f.name, 0) is None}
+    for key in raw.keys() - recalled.keys() - absent:
         if key not in names:
             valid = names if where else [*names, "method", "methods", "tuned_on"]
             message = unknown("key", where + key, [where + name for name in valid])
             raise InputError(message if valid else f"unknown key '{where + key}': '{where[:-1]}' takes no options.")
-    given = {key: value for key, value in raw.items() if key not in recalled}
+    given = {key: value for key, value in raw.items() if key not in recalled and key in names}
     values = recalled | {key: _value(hints[key], value, where + key) for key, value in given.items()}
     try:
         return cls(**values)
@@ -381,7 +383,8 @@ def _toml(value: Any) -> str:
 
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
     """Dotted keys whose values differ, with both values; files differ by their content."""
-    one, two = flat(to_dict(by_content(a))), flat(to_dict(by_content(b)))
+    defaults = {f.name: f.default for f in fields(Experiment) if f.metadata.get("left_out")}
+    one, two = (defaults | flat(to_dict(by_content(each))) for each in (a, b))
     return {k: (one.get(k), two.get(k)) for k in dict.fromkeys([*one, *two]) if one.get(k) != two.get(k)}
 
 
@@ -390,6 +393,6 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in content.items():
         if known := live.recall(value):
-            value = f"{known.name} #{known.fingerprint[:8]}"
+            value = known.label
         out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return out

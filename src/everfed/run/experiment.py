@@ -7,17 +7,15 @@ fleet, a policy, a loss.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from everfed import plugins, registry
-from everfed.arrays import Ints
 from everfed.checks import check_count, check_within
 from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.dataset import CentralDataset
@@ -25,10 +23,7 @@ from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, ByEnergy, Split
-from everfed.energy.arrivals import ARRIVALS
 from everfed.energy.fleet import Fleet
-from everfed.energy.physical import DeviceFleet, Encoding
-from everfed.energy.random_arrivals import Markov
 from everfed.errors import InputError, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
 from everfed.learning.evaluate import Metric, own_metrics
@@ -42,6 +37,7 @@ from everfed.methods import METHODS, Method, as_method
 from everfed.random import check_seed
 from everfed.registry import lookup
 from everfed.run.fingerprint import fingerprint
+from everfed.run.fleets import FLEETS, CycleFleet, FleetSpec
 from everfed.run.live import Live
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
@@ -49,104 +45,6 @@ from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, Server
 from everfed.server.rules import ServerRule, Sum
 from everfed.server.table import SERVER_RULES
 from everfed.trainers.choose import TRAINERS
-
-_MOST_WRITTEN_OUT = 10_000  # cycles in an experiment file; larger fleets are stored next to it
-
-
-class FleetSpec(Protocol):
-    """The protocol of the fleets in `FLEETS`. Fields are options."""
-
-    energy_unit: ClassVar[str]  # the unit of its energy accounts
-
-    def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
-        """local_steps, encoding: determine the cost of a round for fleets of devices."""
-        ...
-
-    def pinned(self) -> Self:
-        """The same, fixed to the current content of its files."""
-        ...
-
-    def with_files(self, place: Callable[[str, str], str]) -> Self:
-        """The same with its files moved to place(path, sha256)."""
-        ...
-
-
-@dataclass(frozen=True)
-class CycleFleet:
-    """A fleet from the paper's renewal cycles, assigned in turn: client i has cycles[i mod len]."""
-
-    energy_unit: ClassVar[str] = "units"
-    clients: int = 40
-    cycles: tuple[int, ...] = (1, 5, 10, 20)
-    offsets: tuple[int, ...] = ()  # first round with energy: none, one per cycle, or one per client
-    arrivals: str = field(default="lump", metadata={"names": "arrivals"})
-    capacity: float = 0.0  # battery in units; 0: as large as needed
-    spell: float = 0.0  # mean length of markov's good spells in rounds; 0: four
-
-    def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
-        if encoding and len(encoding.choices()) > 1:
-            raise InputError(
-                f"compression '{kind_of(encoding)}' trades the energy of sending against noise, but a fleet of cycles "
-                "has no energies in joules; use a fleet of devices, or compression 'qsgd' with the bits you want."
-            )
-        check_count("clients", self.clients)
-        if len(self.cycles) == 0:
-            raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
-        if len(self.cycles) > self.clients:
-            raise InputError(
-                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one per client."
-            )
-        if self.offsets and len(self.offsets) not in (len(self.cycles), self.clients):
-            raise InputError(
-                f"{len(self.offsets)} offsets were given for {len(self.cycles)} cycles and {self.clients} clients; "
-                "give one per cycle, or one per client."
-            )
-        if self.spell and self.arrivals != "markov":
-            raise InputError(f"spell is {self.spell:g}, but arrivals are '{self.arrivals}'; only 'markov' has spells.")
-        fleet = Fleet.from_cycles(
-            np.resize(np.asarray(self.cycles), self.clients),
-            np.resize(np.asarray(self.offsets), self.clients) if self.offsets else None,
-            arrivals=self.arrivals,
-            capacity=self.capacity or None,
-        )
-        if self.spell:
-            fleet = replace(fleet, arrivals=Markov(fleet.cycles(), fleet.offsets(), spell=self.spell))
-        return fleet
-
-    @classmethod
-    def of(cls, fleet: Fleet) -> CycleFleet | None:
-        """The description of this fleet; None if there is none, or only a very long one."""
-        kind = next((name for name, kind in ARRIVALS.items() if type(fleet.arrivals) is kind), None)
-        cycles = shortest_pattern(fleet.cycles(), fleet.offsets())
-        if kind is None or cycles > _MOST_WRITTEN_OUT:
-            return None
-        offsets = tuple(fleet.offsets()[:cycles].tolist()) if fleet.offsets().any() else ()
-        spell = fleet.arrivals.spell if isinstance(fleet.arrivals, Markov) else 0.0
-        whole, content = len(fleet), fingerprint(fleet)
-        for capacity, spells in itertools.product((0.0, float(fleet.capacity[0])), {0.0, float(spell)}):
-            made = cls(whole, tuple(fleet.cycles()[:cycles].tolist()), offsets, kind, capacity, spells)
-            if fingerprint(made.build()) == content:
-                return made
-        return None
-
-    def pinned(self) -> CycleFleet:
-        return self
-
-    def with_files(self, place: Callable[[str, str], str]) -> CycleFleet:
-        return self
-
-
-def shortest_pattern(*columns: Ints) -> int:
-    """The length of the shortest pattern that the columns repeat: 2 for [1, 5, 1, 5]."""
-    clients = len(columns[0])
-    for length in range(1, min(clients, 64) + 1):
-        if all(np.array_equal(np.resize(column[:length], clients), column) for column in columns):
-            return length
-    return clients
-
-
-FLEETS: dict[str, type[Any]] = {"cycles": CycleFleet, "devices": DeviceFleet}
-registry.table("fleet", FLEETS, FleetSpec)
 
 # The table of each part of an experiment, and of nested parts (an optimiser's schedule).
 TABLES: dict[Any, dict[str, type[Any]]] = {
@@ -362,7 +260,9 @@ def _take_part(experiment: Experiment, name: str) -> None:
         taken = lookup(registry.kinds(name), value, name.replace("_", " "))()
     elif name == "data" and isinstance(value, list | tuple):
         taken = from_arrays(value)
-    elif name in ("metrics", "plugins") and isinstance(value, list):
+    elif name in ("metrics", "plugins") and isinstance(value, list | str):
+        if isinstance(value, str):
+            raise InputError(f"{name} is {value!r}; it must be a list, as in [{value!r}].")
         taken = tuple(value)
     elif isinstance(value, torch.device):
         taken = str(value)

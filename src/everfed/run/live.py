@@ -34,6 +34,11 @@ class Live:
             raise AttributeError(name)
         raise self.error()
 
+    @property
+    def label(self) -> str:
+        """Short and, with the mark of its content, its own."""
+        return f"{self.name} #{self.fingerprint[:8]}"
+
     def error(self) -> NotHereError:
         return NotHereError(
             f"'{self.name}' was an object in the process that ran this experiment; its run folder names it but does "

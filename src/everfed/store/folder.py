@@ -29,8 +29,9 @@ from everfed.arrays import part_of
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, first_line
 from everfed.run import config
-from everfed.run.experiment import CycleFleet, Experiment
+from everfed.run.experiment import Experiment
 from everfed.run.fingerprint import fingerprint
+from everfed.run.fleets import CycleFleet
 from everfed.run.history import History
 from everfed.run.live import Live, objects, restored
 from everfed.store import legacy

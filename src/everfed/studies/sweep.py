@@ -37,8 +37,6 @@ from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked
 
-COMPARED = ("algorithm1", "greedy", "wait-for-all", "fedavg")
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -77,7 +75,7 @@ def plan_runs(
     raw: the content of an experiment file, or an experiment. The grid's values may be live objects too, and its
     methods names, Methods or policies.
     """
-    known = live.objects((raw if isinstance(raw, Experiment) else None, *(tuple(values) for values in grid.values())))
+    known = live.objects((raw if isinstance(raw, Experiment) else None, *map(_tuples, grid.values())))
     raw = config.to_dict(raw) if isinstance(raw, Experiment) else raw
     if not seeds:
         raise InputError("a sweep needs at least one seed.")
@@ -105,11 +103,27 @@ def _set(content: dict[str, Any], key: str, value: Any) -> Any:
             name for name, known in METHODS.items() if (known.policy, known.server) == (method.policy, method.server)
         )
         return next(named, method.title)
-    if value is None or isinstance(value, bool | int | float | str | list | dict):
+    if isinstance(value, list | tuple):  # such as metrics
+        names, parts = [], []
+        for part in value:
+            inner: dict[str, Any] = {}
+            names.append(_set(inner, "part", part))
+            parts.append(inner["part"])
+        config.change(content, key, parts)
+        return names
+    if value is None or isinstance(value, bool | int | float | str | dict):
         config.change(content, key, value)
         return value
-    config.change(content, key, config.to_dict(value))
-    return kind_of(value)
+    written = config.to_dict(value)
+    config.change(content, key, written)
+    if known := live.recall(written):
+        return known.label
+    return kind_of(value) if value == type(value)() else repr(value)
+
+
+def _tuples(values: Any) -> Any:
+    """Lists as tuples, at any depth: those that a search for live objects goes through."""
+    return tuple(map(_tuples, values)) if isinstance(values, list | tuple) else values
 
 
 def overwritten(key: str, by: str) -> bool:
@@ -135,8 +149,10 @@ def _check_grid(grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None
 
 
 def _check_distinct(runs: Sequence[Planned]) -> None:
-    """Nothing is run twice: the same experiment may be written in two ways, such as 1 and 1.0."""
+    """Nothing is run twice, since one experiment may be written in two ways, such as 1 and 1.0; and no label stands
+    for two experiments, whose runs would be averaged as seeds of one."""
     first: dict[str, Planned] = {}
+    labelled: dict[str, dict[str, Any]] = {}
     for run in runs:
         twin = first.setdefault(config.to_toml(run.experiment.same_run()), run)
         if twin is not run:
@@ -148,6 +164,8 @@ def _check_distinct(runs: Sequence[Planned]) -> None:
                     "remove one of them."
                 )
             raise InputError(f"the grid contains one run twice, as {a} and as {b}; give each value once.")
+        if labelled.setdefault(run.label, run.settings) is not run.settings:
+            raise InputError(f"two settings of the grid are both called '{run.label}'; give them different names.")
 
 
 def folder_name(experiment: Experiment, settings: Mapping[str, Any] | None = None) -> str:

@@ -18,14 +18,14 @@ from typing import Any
 
 from everfed.checks import check_count, check_within
 from everfed.errors import InputError, counted
-from everfed.methods import METHODS
+from everfed.methods import COMPARED, METHODS
 from everfed.registry import lookup
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.stats import finite, summarize
 from everfed.store import StoredRun, StoreError, open_run
 from everfed.store.checkpoint import write_atomically
-from everfed.studies.sweep import COMPARED, Planned, plan_runs, run_all
+from everfed.studies.sweep import Planned, plan_runs, run_all
 
 VALIDATION = 0.1  # of the training samples, where the experiment does not say
 MOST_STEPS = 6  # by which a grid is extended on one side
