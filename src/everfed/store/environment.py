@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -15,6 +14,7 @@ import torch
 from everfed.energy.physical import DeviceFleet
 from everfed.run.experiment import Experiment
 from everfed.run.loop import Run
+from everfed.versions import package_version, versions
 
 _PACKAGES = ("everfed", "torch", "numpy", "pyarrow", "safetensors", "scikit-learn")
 
@@ -25,7 +25,8 @@ def environment(run: Run) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: package_version(name) for name in _PACKAGES},
+        "versions": versions(),
         "commit": _commit(),
         "system": platform.platform(),
         "cpu": _cpu(),
@@ -46,13 +47,6 @@ def fleet_assumptions(experiment: Experiment) -> dict[str, Any]:
     rows = [row.to_dict() for row in fleet.assumptions(experiment.local_steps, experiment.compression)]
     traces = {Path(g.trace).name: g.trace_sha256 for g in fleet.groups if g.trace}
     return {"fleet": rows, "traces": traces}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:
