@@ -19,7 +19,7 @@ from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
 from everfed.run.history import RoundRecord
 from everfed.run.start import start
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 METHODS = ("algorithm1", "greedy", "fedavg")
 

@@ -24,6 +24,7 @@ from everfed.run.fleets import CycleFleet
 from everfed.scheduling.policies import Decision
 from everfed.store import find_runs, open_run
 from everfed.studies.sweep import folder_name
+from older_folders import as_older_version
 
 KW = {"rounds": 8, "local_steps": 2, "client": ef.SGD(0.1), "device": "cpu", "check_trainer": False}
 
@@ -105,7 +106,7 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path):
 
     def loss(outputs, targets):
         calls.append(1)
-        if len(calls) == 15:
+        if len(calls) == 30:
             raise OffError
         return nn.functional.cross_entropy(outputs, targets)
 
@@ -370,8 +371,7 @@ def test_a_rule_beside_a_method_is_refused():
 def test_a_folder_cannot_run_code_that_lies_beside_it(tmp_path, monkeypatch):
     ef.simulate(net(), samples(), FLEETS["cycles"](), out=tmp_path / "run", **KW)
     (tmp_path / "trap_module.py").write_text("raise SystemExit('executed')")
-    file = tmp_path / "run" / "experiment.toml"
-    file.write_text('plugins = ["trap_module"]\n' + file.read_text(encoding="utf-8"), encoding="utf-8")
+    as_older_version(tmp_path / "run", lambda text: 'plugins = ["trap_module"]\n' + text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")  # as in a notebook
     with pytest.raises(ef.InputError, match="plugin 'trap_module' not found"):

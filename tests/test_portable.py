@@ -22,7 +22,8 @@ from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
 from everfed.store import StoreError, open_run, stored_rounds
-from everfed.store.folder import RunFolder, is_running
+from everfed.store.folder import RunFolder
+from everfed.store.lock import is_running
 from everfed.studies.sweep import folder_name
 
 SMALL = Experiment(fleet=CycleFleet(4, (1, 2)), rounds=8, batch_size=4, eval_every=4, device="cpu", client=ef.SGD(0.1))

@@ -25,7 +25,8 @@ from everfed.run.start import start
 from everfed.scheduling.uncertain import Thrifty
 from everfed.store import StoreError, open_run, records, stored_rounds
 from everfed.store.checkpoint import checkpoints, load_checkpoints, save_checkpoint
-from everfed.store.records import RecordsFile, read_records
+from everfed.store.records import RecordsFile, parsed, whole_records
+from older_folders import as_older_version
 
 SMALL = Experiment(
     fleet=CycleFleet(8, (1, 2, 4, 8)), rounds=24, batch_size=4, eval_every=6, device="cpu", client=ef.Adam(0.01)
@@ -77,7 +78,8 @@ def test_a_stored_run_is_the_simulation(whole):
 
 def test_a_finished_folder_holds_what_it_promises(whole):
     assert {p.name for p in whole.path.iterdir()} == {
-        "experiment.toml", "environment.json", "records.arrow", "model.safetensors", "result.json", "lock",
+        "experiment.toml", "environment.json", "records.arrow", "model.safetensors", "result.json", "lock", "digests",
+        checkpoints(whole.path)[0].name,
     }  # fmt: skip
     assert whole.experiment == SMALL
     assert whole.environment["packages"]["torch"] == torch.__version__
@@ -236,18 +238,22 @@ def test_with_every_checkpoint_damaged_the_run_starts_anew(tmp_path, whole):
 
 def test_records_cut_off_in_a_batch_are_read_up_to_it(tmp_path):
     records = list(ef.start(SMALL))
-    file = RecordsFile(tmp_path / "records.arrow")
+    file = RecordsFile(tmp_path)
     file.truncate(0)
     file.append(records[:10])
-    middle = file.sync()
+    middle, _ = file.sync()
     file.append(records[10:])
-    end = file.sync()
+    end, _ = file.sync()
     file.close()
     data = (tmp_path / "records.arrow").read_bytes()
-    assert len(read_records(tmp_path / "records.arrow")) == len(records)
+    found, complete = whole_records(tmp_path)
+    assert complete
+    assert len(found) == len(records)
     for length in range(middle, end, 5):
         (tmp_path / "records.arrow").write_bytes(data[:length])
-        assert len(read_records(tmp_path / "records.arrow")) == 10
+        found, complete = whole_records(tmp_path)
+        assert not complete
+        assert len(found) == len(parsed(data[:length])) == 10
 
 
 def test_a_run_can_be_read_while_it_goes_on(tmp_path):
@@ -368,9 +374,9 @@ def test_a_rule_that_had_another_name_is_read_resumed_and_never_mistaken(was, no
     whole = run(experiment, tmp_path / "whole")
     run(experiment, tmp_path / "old", stop=stop_after(3))
     file = tmp_path / "old" / "experiment.toml"
-    first, rest = file.read_text().split("\n", 1)
-    assert first == "format = 2"
-    file.write_text(rest.replace(f'kind = "{config.to_dict(now)["kind"]}"', f'kind = "{was}"'))
+    assert file.read_text().startswith("format = 2\n")
+    kind = config.to_dict(now)["kind"]
+    as_older_version(file.parent, lambda text: text.split("\n", 1)[1].replace(f'kind = "{kind}"', f'kind = "{was}"'))
     assert f'kind = "{was}"' in file.read_text()
     assert open_run(tmp_path / "old").experiment == experiment
     with pytest.raises(InputError, match=rf"server.kind was '[a-z-]+', now '{was}'"):
@@ -391,7 +397,7 @@ def test_an_option_that_had_another_name_is_read_and_resumed(tmp_path):
     whole = run(experiment, tmp_path / "whole")
     run(experiment, tmp_path / "old", stop=stop_after(3))
     file = tmp_path / "old" / "experiment.toml"
-    file.write_text(file.read_text().replace("min_units = 2", "least = 2"))
+    as_older_version(file.parent, lambda text: text.replace("min_units = 2", "least = 2"))
     assert "least = 2" in file.read_text()
     assert open_run(tmp_path / "old").experiment == experiment
     assert_same(run(experiment, tmp_path / "old"), whole)
@@ -404,16 +410,15 @@ def test_a_file_of_a_later_version_is_refused(tmp_path):
 
 def test_records_of_a_version_without_metrics_of_ones_own_are_read_and_added_to(tmp_path, monkeypatch):
     first, second = start(Experiment(rounds=2, eval_every=1, device="cpu", fleet=CycleFleet(clients=4)))
-    path = tmp_path / "records.arrow"
     with monkeypatch.context() as older:
         older.setattr(records, "_SCHEMA", pa.schema(list(records._SCHEMA)[:-2]))
-        file = RecordsFile(path)
+        file = RecordsFile(tmp_path)
         file.truncate(0)
         file.append([first])
-        length = file.sync()
+        length, _ = file.sync()
         file.close()
-    file = RecordsFile(path)
+    file = RecordsFile(tmp_path)
     file.truncate(length)
     file.append([second])
     file.close()
-    assert [record.metrics for record in read_records(path)] == [first.metrics, second.metrics]
+    assert [record.metrics for record in whole_records(tmp_path)[0]] == [first.metrics, second.metrics]

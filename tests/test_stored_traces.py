@@ -23,6 +23,7 @@ from everfed.run.experiment import Experiment
 from everfed.store import open_run, stored_rounds
 from everfed.studies.comparison import summarize
 from everfed.studies.sweep import folder_name, plan_runs, run_all
+from older_folders import as_older_version
 
 pytestmark = pytest.mark.filterwarnings("ignore::everfed.EverfedWarning")
 PLAIN = {"device": "esp32", "radio": "none", "switched_off": True, "battery_wh": 1.0}
@@ -86,7 +87,7 @@ def test_copies_and_their_hashes_are_in_the_folder(tmp_path, experiment):
     stored = open_run(tmp_path / "run").experiment.fleet.groups
     assert [g.trace_sha256 for g in stored] == [hashes["roof.csv"], hashes["wall.csv"]]
     assert str(tmp_path) not in (tmp_path / "run" / "experiment.toml").read_text()
-    told = json.loads((tmp_path / "run" / "environment.json").read_text())[0]["fleet"]
+    told = json.loads((tmp_path / "run" / "environment.json").read_text())["starts"][0]["fleet"]
     assert [row["label"] for row in told] == ["roof", "roof (2)"]
     assert told[0]["source"].endswith("repeated from its start")
 
@@ -199,6 +200,7 @@ OLD_KEYS = (
 
 def as_it_was_written(folder, trace):
     """Turn a run folder into one of an older version: panel_wp scales the trace, and there is no clock."""
+    as_older_version(folder)
     raw = config.read(folder / "experiment.toml")
     groups = []
     for group in raw["fleet"]["groups"]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +56,7 @@ def simulate(
     on_divergence: str = "stop",
     memory_budget: int | None = None,
     strict_horizon: bool = False,
+    mixed_versions: bool = False,
     **settings: Any,
 ) -> History:
     """Run a whole simulation and return its history.
@@ -72,6 +72,7 @@ def simulate(
     on_divergence: "stop" raises DivergenceError, "skip" ignores updates that are not finite.
     memory_budget: bytes for the clients trained at once (default: from the free memory).
     strict_horizon: raise an error instead of a warning if the horizon cuts some client's last window short.
+    mixed_versions: resume a stored run even if it was begun by other code or with another version of torch or numpy.
     settings: any other field of `Experiment`: rounds, local_steps, batch_size, client, gradients, compression,
         server_optimizer, keep_state, state_place, eval_every, seed, init_seed, batch_seed, schedule_seed, device,
         trainer, check_trainer, precision, loss. A custom loss takes (outputs, targets) and returns a scalar; metrics of
@@ -80,14 +81,18 @@ def simulate(
     To monitor a run or stop it early, iterate over `start(...)` with the same arguments.
     """
     experiment = _experiment(model, data, fleet, method, settings)
-    make = partial(local.start, on_divergence=on_divergence, memory_budget=memory_budget, strict_horizon=strict_horizon)
+    how: dict[str, Any] = {
+        "on_divergence": on_divergence,
+        "memory_budget": memory_budget,
+        "strict_horizon": strict_horizon,
+    }
     if out is not None:
         from everfed.store import open_run, stored_rounds
 
-        for _ in stored_rounds(experiment, Path(out), on_divergence=on_divergence, make=make):
+        for _ in stored_rounds(experiment, Path(out), mixed_versions=mixed_versions, **how):
             pass
         return open_run(out)
-    run = make(experiment)
+    run = local.start(experiment, **how)
     records = list(run)
     if not run.looked_ahead:
         silent = np.ones(len(run.setup.fleet), np.bool_)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.store.checkpoint import write_atomically
+from everfed.store.files import write_atomically
 
 FILE = "deployment.jsonl"
 

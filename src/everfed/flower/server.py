@@ -34,8 +34,8 @@ from everfed.run.setup import Setup
 from everfed.scheduling.plan import PlanStep
 from everfed.server.step import Server
 from everfed.store import stored_rounds
-from everfed.store.checkpoint import write_atomically
-from everfed.store.folder import is_running
+from everfed.store.files import write_atomically
+from everfed.store.lock import is_running
 
 if TYPE_CHECKING:
     from everfed.flower.client import Described

@@ -62,20 +62,26 @@ def in_words(part: float | None) -> str:
     return "infinitely far" if part is None or math.isinf(part) else f"{100.0 * part:.2g} %"
 
 
-# Without a budget from the user: this fraction of the free memory, and on a CPU no more than
-# CPU_CEILING, since larger chunks gain nothing there.
+# Without a budget from the user: this fraction of the free memory on a GPU. On a CPU a fixed amount, since larger
+# chunks gain nothing there and chunks decide the last bits of sums; if that is not free, a half of it, a quarter, ...
 _PART_OF_FREE = 0.5
 CPU_CEILING = 2 << 30
+_LEAST = 64 << 20
 
 
 def budget(task: Task) -> int:
     """Bytes for the participants that are trained at once."""
-    if task.memory_budget is not None:
-        return task.memory_budget
-    if task.data.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(task.data.device)
-        return int(free * _PART_OF_FREE)
-    return min(int(free_memory() * _PART_OF_FREE), CPU_CEILING)
+    return free_budget(task.data.device) if task.memory_budget is None else task.memory_budget
+
+
+def free_budget(device: torch.device) -> int:
+    """The budget without a word from the user."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _PART_OF_FREE)
+    room = CPU_CEILING
+    while room > max(free_memory() * _PART_OF_FREE, _LEAST):
+        room //= 2
+    return room
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -13,7 +13,7 @@ import torch
 
 from everfed.errors import ClusterError, EverfedWarning
 from everfed.ray.cluster import Cluster, cause, end, lost, ray
-from everfed.store.folder import is_running
+from everfed.store.lock import is_running
 from everfed.studies.sweep import Asked, Planned, Progress, Tell, execute, longest_first
 
 _EVERY_S = 0.5  # how often a run tells how far it is, and asks whether to stop

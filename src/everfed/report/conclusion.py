@@ -14,8 +14,8 @@ from everfed.report.notes import silences
 from everfed.report.page import page
 from everfed.report.table import table
 from everfed.run import config
-from everfed.store.checkpoint import write_atomically
-from everfed.store.folder import StoredRun
+from everfed.store.files import write_atomically
+from everfed.store.reading import StoredRun
 from everfed.studies.comparison import differences, incomparable, reference_of, summarize, unfinished
 from everfed.studies.sweep import Planned, overwritten
 

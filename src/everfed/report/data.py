@@ -34,7 +34,7 @@ from everfed.run.config import to_dict
 from everfed.run.experiment import Experiment, kind_of
 from everfed.run.live import KIND
 from everfed.stats import summarize
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 from everfed.studies.comparison import differences, incomparable
 
 _MOST_BINS = 36

@@ -16,7 +16,7 @@ from typing import Any
 
 from everfed.run.config import to_dict
 from everfed.run.history import RoundRecord
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 # They change how often one looks, at what, and where it runs, not what is run; kinds are told apart by name.
 NOT_WHAT_IS_RUN = ("eval_every", "device", "check_trainer", "metrics", "plugins")

@@ -12,7 +12,7 @@ from everfed.errors import InputError, warn
 from everfed.report.distinct import distinct
 from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
 from everfed.stats import margins
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 _FORMATS = (".pdf", ".png", ".svg")
 _LOOK: Any = {

@@ -21,7 +21,7 @@ from everfed.run.experiment import Experiment
 from everfed.run.fingerprint import fingerprint
 from everfed.run.history import RoundRecord
 from everfed.stats import margins
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 _NOT_A_DIFFERENCE = ("seed", *NOT_WHAT_IS_RUN)
 _MOST_LISTED = 60  # values of a list that are written out

@@ -12,7 +12,7 @@ import numpy as np
 from everfed.report.lines import FleetKey, evaluations, fleet_key
 from everfed.run.history import RoundRecord
 from everfed.stats import jain, summarize
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 LATE_ROUNDS = 200  # the end of a run; its last quarter if that is shorter
 _TARGET = 0.9  # of the best method's final accuracy

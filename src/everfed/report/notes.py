@@ -12,7 +12,7 @@ from everfed.report.distinct import Distinct
 from everfed.report.lines import FleetKey, Line, fleet_key
 from everfed.run.live import Live
 from everfed.scheduling.silent import never_trained
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 
 def notes(known: Distinct, drawn: Sequence[Line]) -> list[str]:

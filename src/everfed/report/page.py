@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from everfed.report.data import page_data
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 # Joined in this order into the one script of the page.
 _SCRIPTS = ("dom.js", "axes.js", "linechart.js", "bars.js", "raster.js", "tables.js", "energy.js", "page.js")

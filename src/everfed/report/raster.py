@@ -16,7 +16,7 @@ from everfed.run.history import RoundRecord
 from everfed.run.live import Live
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Decision, Policy, State, View
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 MOST_CLIENTS = 400  # rows of pixels that a screen can show
 MOST_ROUNDS = 2000  # columns; a schedule repeats, so its beginning tells

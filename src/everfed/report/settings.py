@@ -7,7 +7,7 @@ from typing import Any
 
 from everfed.report.lines import Line, differing_keys, is_tables, show
 from everfed.run.config import flat, to_dict
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 
 def settings(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from everfed.methods import METHODS
 from everfed.report.lines import evaluated_on
 from everfed.report.measures import Unit, accounts
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 _MOST_P = 0.0001  # smaller ones are told as such
 

@@ -31,6 +31,7 @@ class Run:
     server: Server
     evaluate: Callable[[Tensor], Metrics | None]
     looked_ahead: bool = True  # whether clients that never train have been warned of
+    memory_budget: int | None = None  # bytes for the clients trained at once
     done: int = field(default=0, init=False)  # rounds
 
     @property

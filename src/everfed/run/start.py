@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everfed.learning.task import free_budget
 from everfed.run.experiment import Experiment
 from everfed.run.loop import Run
 from everfed.run.rounds import LocalRounds
@@ -23,6 +24,8 @@ def start(
     """
     setup = Setup(experiment)
     server = setup.server(on_divergence)
+    if memory_budget is None:
+        memory_budget = free_budget(setup.device)
     trainer = setup.trainer(server.rule.gradients, server.rule.starts, memory_budget)
     looked_ahead = setup.look_ahead(server.rule.waits, strict_horizon)
-    return Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator(), looked_ahead)
+    return Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator(), looked_ahead, memory_budget)

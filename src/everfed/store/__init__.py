@@ -1,6 +1,11 @@
-"""Runs on disk, in folders that survive kills, power cuts and full disks."""
+"""Runs on disk, in folders that survive kills, power cuts and full disks, and that notice when they were damaged."""
 
-from everfed.store.folder import RunFolder, StoredRun, StoreError, Unreadable, find_runs, open_run, open_runs
+from everfed.store.files import DamagedError, StoreError
+from everfed.store.folder import RunFolder
+from everfed.store.reading import StoredRun, Unreadable, find_runs, open_run, open_runs
 from everfed.store.runner import stored_rounds
 
-__all__ = ["RunFolder", "StoreError", "StoredRun", "Unreadable", "find_runs", "open_run", "open_runs", "stored_rounds"]
+__all__ = [
+    "DamagedError", "RunFolder", "StoreError", "StoredRun", "Unreadable", "find_runs", "open_run", "open_runs",
+    "stored_rounds",
+]  # fmt: skip

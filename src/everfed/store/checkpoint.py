@@ -1,22 +1,23 @@
 """Checkpoints that are either complete or absent.
 
-A checkpoint is a safetensors file whose name ends in the SHA-256 of its content. It is written under a temporary name,
-synced to disk and then renamed, so an interruption leaves the previous one in place. A file whose content does not
-match its name is skipped.
+A checkpoint is a safetensors file whose name ends in the SHA-256 of its content. An interruption leaves the previous
+one in place, and a file whose content does not match its name is skipped.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
+
+from everfed.store.files import digest, write_tensors
 
 # If the newest is damaged, the previous one is used.
 _KEPT = 2
@@ -32,18 +33,14 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     notes: dict[str, str]
 
+    @property
+    def about(self) -> dict[str, Any]:
+        return _about(self.notes)
+
 
 def save_checkpoint(folder: Path, round: int, tensors: dict[str, Tensor], notes: dict[str, str]) -> Path:
     """Write a checkpoint and remove all but the newest two."""
-    unfinished = folder / f"checkpoint-{round:010d}.unfinished"
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, unfinished, metadata=notes)
-        target = folder / f"checkpoint-{round:010d}-{_digest(unfinished)}.safetensors"
-        commit(unfinished, target)
-    except (OSError, safetensors.SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
-        # The library wraps the system's error in its own; a full disk should be called one.
-        raise error if isinstance(error, OSError) else OSError(str(error)) from error
+    target, _ = write_tensors(folder, f"checkpoint-{round:010d}-{{}}.safetensors", tensors, notes)
     for old in checkpoints(folder)[_KEPT:]:
         old.unlink(missing_ok=True)
     return target
@@ -52,12 +49,12 @@ def save_checkpoint(folder: Path, round: int, tensors: dict[str, Tensor], notes:
 def load_checkpoints(folder: Path) -> Iterator[Checkpoint | Path]:
     """Newest first: a Checkpoint, or the path of one that is damaged."""
     for path in checkpoints(folder):
-        match = _NAME.fullmatch(path.name)
-        assert match
-        if _digest(path) != match[2]:
-            yield path
+        try:
+            damaged = is_damaged(path)
+            found = path if damaged else Checkpoint(path, _round(path), load_file(path), read_notes(path))
+        except FileNotFoundError:  # the run has moved on since
             continue
-        yield Checkpoint(path, int(match[1]), load_file(path), read_notes(path))
+        yield found
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -70,31 +67,20 @@ def read_notes(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
-def commit(unfinished: Path, target: Path) -> None:
-    """Sync a finished file to disk, then rename it."""
-    with open(unfinished, "r+b") as file:  # Windows flushes only what may be written
-        os.fsync(file.fileno())
-    os.replace(unfinished, target)
-    if os.name == "nt":  # which has no way to flush a folder
-        return
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def is_damaged(path: Path) -> bool:
+    """Whether a checkpoint's content does not match its name."""
+    return f"-{digest(path)}." not in path.name
 
 
-def write_atomically(target: Path, content: str | bytes) -> None:
-    """A small file that is either the old one or the new one."""
-    unfinished = target.with_name(target.name + ".unfinished")
-    try:
-        unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
-        commit(unfinished, target)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
+def notes_about(path: Path) -> dict[str, Any]:
+    """What a good checkpoint says of its run: {} if an older version wrote it."""
+    return _about(read_notes(path))
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _about(notes: Mapping[str, str]) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(notes.get("about", "{}"))
+    return about
+
+
+def _round(path: Path) -> int:
+    return int(path.name.split("-")[1])

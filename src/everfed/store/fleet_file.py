@@ -20,21 +20,19 @@ from safetensors.numpy import save
 from everfed.energy.arrivals import ARRIVALS
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
-from everfed.store.checkpoint import write_atomically
 
 NAME = "fleet.safetensors"
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def save_fleet(fleet: Fleet, folder: Path) -> bool:
-    """Write the fleet into a folder; False if it has unregistered parts."""
+def saved_fleet(fleet: Fleet) -> bytes | None:
+    """The fleet as the content of a file; None if it has unregistered parts."""
     arrays: Arrays = {}
     try:
         structure = _taken_apart(fleet, arrays)
     except TypeError:
-        return False
-    write_atomically(folder / NAME, save(arrays, {"fleet": json.dumps(structure)}))
-    return True
+        return None
+    return save(arrays, {"fleet": json.dumps(structure)})
 
 
 def load_fleet(folder: Path) -> Fleet | None:

@@ -1,68 +1,40 @@
-"""A run's folder: its files, its lock, and how to read it.
+"""A run's folder, held for writing.
 
 experiment.toml              the experiment as run, every default written out
 fleet.safetensors            a fleet of the user's own that no experiment file can describe
 traces/                      the recorded supplies that it names, as they were when it began
 environment.json             versions, hardware and trainer, one entry for each time the run was started
 records.arrow                one row per round
-checkpoint-*.safetensors     until the run is done
+checkpoint-*.safetensors     the last two; when the run is done the last one, unless it is large
 model.safetensors            when it is: the trained model
 result.json                  when it has ended: state and final metrics
+digests                      what these files must contain (`digests.Digests`)
+lock                         who writes (`lock.Place`)
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import platform
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from filelock import lock_descriptor
-from safetensors.torch import load_file
-
-from everfed.arrays import part_of
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, first_line
+from everfed.errors import InputError, warn
+from everfed.learning.optim import rate
 from everfed.run import config
 from everfed.run.experiment import Experiment
-from everfed.run.fingerprint import fingerprint
 from everfed.run.fleets import CycleFleet
-from everfed.run.history import History
 from everfed.run.live import Live, objects, restored
 from everfed.store import legacy
-from everfed.store.checkpoint import Checkpoint, load_checkpoints, write_atomically
-from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet, save_fleet
-from everfed.store.records import read_records
-
-
-@dataclass(frozen=True, eq=False)
-class StoredRun(History):
-    """A History read from a run folder; `rounds` ends where the records do."""
-
-    path: Path = Path()
-    experiment: Experiment = field(default_factory=Experiment)
-    state: str = "done"  # done, running, stopped or diverged
-    environment: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-
-# A reader that asks whether a run is alive holds its lock for a moment; a starter waits that out, and so does
-# another reader.
-_STARTER_PATIENCE_S = 1.0
-_READER_PATIENCE_S = 0.1
-_OWNER = "process "
-
-
-class StoreError(RuntimeError):
-    """The disk cannot be written, or a folder is in use; the message says what to do."""
+from everfed.store.check import repair_run
+from everfed.store.checkpoint import checkpoints
+from everfed.store.digests import FORMAT, NAME as DIGESTS, Digests
+from everfed.store.files import DamagedError, StoreError, digest_of, disk_error, write_atomically, write_sealed
+from everfed.store.fleet_file import NAME as FLEET_FILE, saved_fleet
+from everfed.store.lock import Place
+from everfed.store.reading import read_experiment, read_result, read_starts
+from everfed.store.records import NAME as RECORDS, whole_records
 
 
 class RunFolder:
@@ -70,145 +42,164 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lock: IO[bytes] | None = None
+        self.place: Place | None = None
 
     def hold(self, experiment: Experiment) -> Experiment:
         """Create or reopen the folder; an error if it holds another experiment or is in use.
 
-        Returns the experiment as stored: its traces are the copies in the folder.
+        Returns the experiment as stored: its traces are the copies in the folder. An experiment that differs in having
+        more rounds extends the stored one; one that differs otherwise replaces it if that has not trained yet.
         """
         pinned = experiment.pinned()
         if _traces(pinned) and not (self.path / "experiment.toml").exists():
             pinned.make_fleet()  # a trace that cannot be read is refused before a folder is tied to it
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = _lock(self.path)
-            if not (self.path / "experiment.toml").exists():
-                _write_experiment(self.path, pinned)
+            self.place = Place(self.path)
+            for said in repair_run(self.path, self.place):
+                warn(f"in '{self.path}': {said}")
+            stored = self._stored(pinned)
+            legacy.check_resumable(self.path, stored)
+            _check_traces(self.path, stored, pinned)
+            if different := config.differences(stored, pinned):
+                stored = self._changed(stored, pinned, different)
         except OSError as error:
             self.release()
             raise disk_error(self.path, error) from error
-        except InputError:
+        except (InputError, StoreError):
             self.release()
             raise
-        stored = read_experiment(self.path)
-        try:
-            legacy.check_resumable(self.path, stored)
-            _check_traces(self.path, stored, pinned)
-        except InputError:
-            self.release()
-            raise
-        different = config.differences(stored, pinned)
-        if different:
-            self.release()
-            said = "; ".join(f"{key} was {was!r}, now {now!r}" for key, (was, now) in different.items())
-            raise InputError(
-                f"the run folder '{self.path}' holds a different experiment: {said}. "
-                "Resume it unchanged, or choose another folder."
-            )
         whole: Experiment = restored(stored, objects(pinned))
         return whole
 
+    def _stored(self, wanted: Experiment) -> Experiment:
+        """What the folder holds; the wanted experiment if it holds none, or a damaged file of this one."""
+        file = self.path / "experiment.toml"
+        if not file.exists():
+            _write_experiment(self.path, wanted)
+        try:
+            return read_experiment(self.path)
+        except (DamagedError, InputError) as error:
+            text = _text(wanted).encode()
+            if not Digests(self.path).match(file.name, text):
+                if isinstance(error, DamagedError):
+                    raise DamagedError(f"{error}. Choose another folder, or remove this one.") from error
+                raise
+            _write_experiment(self.path, wanted)
+            warn(f"{error}; it has been written anew.")
+        return read_experiment(self.path)
+
+    def _changed(self, stored: Experiment, wanted: Experiment, different: dict[str, tuple[Any, Any]]) -> Experiment:
+        """The folder's experiment becomes the wanted one, where that loses nothing."""
+        if not self._begun():
+            self.clear()
+            _write_experiment(self.path, wanted)
+            return read_experiment(self.path)
+        if set(different) == {"rounds"} and wanted.rounds > stored.rounds:
+            _check_extendable(self.path, stored, wanted)
+            self.reopen()
+            _write_experiment(self.path, wanted)
+            return read_experiment(self.path)
+        said = "; ".join(f"{key} was {was!r}, now {now!r}" for key, (was, now) in different.items())
+        raise InputError(
+            f"the run folder '{self.path}' holds a different experiment: {said}. "
+            "Resume it unchanged, or choose another folder."
+        )
+
+    def _begun(self) -> bool:
+        """Whether anything has been trained."""
+        trained = (self.path / "model.safetensors").exists() or checkpoints(self.path)
+        return bool(trained or whole_records(self.path)[0])
+
+    def clear(self) -> None:
+        """Remove an experiment that has trained nothing: it was refused, or its settings were corrected."""
+        if not self._begun():
+            for name in ("experiment.toml", "environment.json", "result.json", RECORDS, FLEET_FILE, DIGESTS):
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / "traces", ignore_errors=True)
+
+    def discard(self) -> None:
+        """Leave no folder behind if nothing has been trained in it."""
+        self.clear()
+        if {path.name for path in self.path.iterdir()} == {"lock"}:
+            self.release()
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def check(self) -> None:
+        """Raise an error if another process has taken the folder over."""
+        if self.place is None:
+            raise StoreError(f"the run folder '{self.path}' is not held by this process.")
+        self.place.check()
+
+    def adopt(self) -> None:
+        """Guard what an older version wrote, from now on."""
+        digests = Digests(self.path)
+        if not digests.known:
+            for name in ("experiment.toml", FLEET_FILE):
+                if (self.path / name).exists():
+                    content = (self.path / name).read_bytes()
+                    digests.replace(name, [(len(content), digest_of(content))])
+
     def release(self) -> None:
-        if self.lock:
-            self.lock.close()
-            self.lock = None
+        if self.place:
+            self.place.leave()
+            self.place = None
 
     def add_environment(self, entry: dict[str, Any]) -> None:
-        path = self.path / "environment.json"
-        write_atomically(path, json.dumps([*_read_json(path, []), entry], indent=1) + "\n")
+        self.check()
+        try:
+            starts = read_starts(self.path)
+        except DamagedError as error:
+            warn(f"{error}; what it said of earlier starts is lost.")
+            starts = []
+        write_sealed(self.path / "environment.json", {"format": FORMAT, "starts": [*starts, entry]})
 
     def finish(self, result: dict[str, Any]) -> None:
-        write_atomically(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+        self.check()
+        write_sealed(self.path / "result.json", {"format": FORMAT, **result})
 
     def result(self) -> dict[str, Any] | None:
-        result: dict[str, Any] | None = _read_json(self.path / "result.json", None)
-        return result
+        return read_result(self.path)
 
     def reopen(self) -> None:
-        """Take back that the run has ended (a diverged run is tried again another way)."""
+        """Take back that the run has ended: it is extended, repaired, or tried again another way."""
+        self.check()
         (self.path / "result.json").unlink(missing_ok=True)
 
 
-def open_run(path: str | Path) -> StoredRun:
-    """Read a run folder, finished or not, even during the run.
-
-    The result is a History (rounds, params, final, curve(...)) with path, experiment, state and environment.
-    """
-    folder = Path(path)
-    if not (folder / "experiment.toml").exists():
-        raise InputError(f"'{folder}' is not a run folder: it has no experiment.toml.")
-    result = _read_json(folder / "result.json", None)
-    state = result["state"] if result else "running" if is_running(folder) else "stopped"
-    environments = _read_json(folder / "environment.json", [])
-    return StoredRun(
-        rounds=read_records(folder / "records.arrow"),
-        params=_params(folder),
-        path=folder,
-        experiment=read_experiment(folder),
-        state=state,
-        environment=environments[-1] if environments else {},
-    )
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A run folder that this process cannot read, and why, in a sentence."""
-
-    path: Path
-    reason: str
-
-
-def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]:
-    """Read run folders; an unreadable one does not affect the others."""
-    runs, unreadable = [], []
-    for path in paths:
-        try:
-            runs.append(open_run(path))
-        except Exception as error:  # a folder may hold anything
-            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-            unreadable.append(Unreadable(path, f"{kind}{first_line(error)}."))
-    return runs, unreadable
-
-
-def find_runs(root: str | Path) -> list[Path]:
-    """All run folders in a folder and its subfolders, by name."""
-    return sorted(path.parent for path in Path(root).rglob("experiment.toml"))
-
-
-def read_experiment(folder: Path) -> Experiment:
-    """The experiment as stored. Live objects come back as their names alone, but for fleets, which are data."""
-    stored = config.from_dict(legacy.upgraded(config.read(folder / "experiment.toml", trusted=False)))
-    if not isinstance(stored.fleet, Live):
-        return stored
-    fleet = load_fleet(folder)
-    if fleet is not None and fingerprint(fleet) != stored.fleet.fingerprint:
-        raise InputError(f"'{folder / FLEET_FILE}' is not the fleet that the run started with.")
-    return stored if fleet is None else replace(stored, fleet=fleet)
-
-
 def _write_experiment(folder: Path, experiment: Experiment) -> None:
-    """The experiment, and copies of what it names, by paths that are relative to it."""
+    """The experiment, and copies of what it names. The digest of a file is there before the file is."""
+    digests = Digests(folder)
 
-    def copied(path: str, sha256: str) -> str:
-        place = Path("traces") / sha256[:12] / Path(path).name
-        content = Path(path).read_bytes()
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise InputError(f"the trace {path} has changed since the run was described; describe it again.")
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / place, content)
-        return place.as_posix()
+    def write(name: str, content: bytes) -> None:
+        entry = (len(content), digest_of(content))
+        digests.replace(name, [*digests.entries.get(name, []), entry])
+        write_atomically(folder / name, content)
 
     if isinstance(experiment.fleet, Fleet) and CycleFleet.of(experiment.fleet) is None:
-        save_fleet(experiment.fleet, folder)
-    places = {path: copied(path, sha256) for path, sha256 in _traces(experiment)}
-    # Paths of an experiment are absolute; those of its file are not, so that a folder can be moved.
+        content = saved_fleet(experiment.fleet)
+        if content is not None:
+            write(FLEET_FILE, content)
+    for path, sha256 in _traces(experiment):
+        place, content = folder / _place(path, sha256), Path(path).read_bytes()
+        if digest_of(content) != sha256:
+            raise InputError(f"the trace {path} has changed since the run was described; describe it again.")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, content)
+    write("experiment.toml", _text(experiment).encode())
+
+
+def _text(experiment: Experiment) -> str:
+    """The experiment's file. Its paths are relative to it, so that a folder can be moved."""
     text = config.to_file(experiment)
-    for path, place in places.items():
-        text = text.replace(
-            f"trace = {json.dumps(path, ensure_ascii=False)}", f"trace = {json.dumps(place, ensure_ascii=False)}"
-        )
-    write_atomically(folder / "experiment.toml", text)
+    for path, sha256 in _traces(experiment):
+        there, here = json.dumps(path, ensure_ascii=False), json.dumps(_place(path, sha256), ensure_ascii=False)
+        text = text.replace(f"trace = {there}", f"trace = {here}")
+    return text
+
+
+def _place(path: str, sha256: str) -> str:
+    return f"traces/{sha256[:12]}/{Path(path).name}"
 
 
 def _traces(experiment: Experiment) -> list[tuple[str, str]]:
@@ -235,64 +226,18 @@ def _check_traces(folder: Path, stored: Experiment, now: Experiment) -> None:
             )
 
 
-def is_running(folder: Path) -> bool:
-    """Whether a live process holds the folder."""
-    lock = folder / "lock"
-    try:
-        # Opened to be written where that is allowed: network disks lock no other file.
-        with open(lock, "r+b" if os.access(lock, os.W_OK) else "rb") as file:
-            return not _locked(file, _READER_PATIENCE_S)
-    except OSError:  # there is no lock, or the disk knows of none
-        return False
-
-
-def disk_error(path: Path, error: OSError) -> StoreError:
-    """One sentence for what the disk said."""
-    reason = error.strerror or str(error)
-    return StoreError(
-        f"the run folder '{path}' cannot be written: {reason}. Everything up to the last checkpoint is kept; free "
-        "some space or choose another folder, then resume with the same command."
-    )
-
-
-def _params(folder: Path) -> dict[str, Any]:
-    if (folder / "model.safetensors").exists():
-        return load_file(folder / "model.safetensors")
-    for found in load_checkpoints(folder):
-        if isinstance(found, Checkpoint):
-            return part_of(found.tensors, "model.")
-    return {}
-
-
-def _lock(folder: Path) -> IO[bytes]:
-    """The open file, which the system locks for as long as it is open and the process lives."""
-    file = open(folder / "lock", "a+b")  # noqa: SIM115 - held for the length of a run
-    if not _locked(file, _STARTER_PATIENCE_S):
-        with file:
-            file.seek(len(_OWNER))  # on Windows no other process can read the first byte
-            owner = file.read().decode(errors="replace").strip()
-        raise StoreError(
-            f"the run folder '{folder}' is in use by {_OWNER + owner if owner else 'another process'}; "
-            "wait for it to end, or choose another folder."
+def _check_extendable(folder: Path, stored: Experiment, longer: Experiment) -> None:
+    """Refuse more rounds where the rounds already done would have been others."""
+    if not checkpoints(folder):
+        raise InputError(
+            f"the run in '{folder}' cannot be extended from {stored.rounds} to {longer.rounds} rounds: its last "
+            "checkpoint was not kept. Choose another folder."
         )
-    file.truncate(0)
-    file.write(f"{_OWNER}{os.getpid()} on {platform.node()}".encode())
-    file.flush()
-    return file
-
-
-def _locked(file: IO[bytes], patience_s: float) -> bool:
-    """Lock an open file until it is closed; False if another process keeps holding it."""
-    until = time.monotonic() + patience_s
-    while not lock_descriptor(file.fileno(), blocking=False):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _read_json(path: Path, default: Any) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return default
+    steps = stored.local_steps
+    done, total = stored.rounds * steps, longer.rounds * steps
+    for step in {*range(min(done, 1000)), *range(0, done, max(1, done // 1000))}:
+        if rate(stored.client, step, done) != rate(longer.client, step, total):
+            raise InputError(
+                f"the run in '{folder}' cannot be extended from {stored.rounds} to {longer.rounds} rounds: its "
+                "learning rates follow the number of rounds. Choose another folder."
+            )

@@ -19,6 +19,14 @@ from everfed.run.experiment import Experiment
 _OF_A_PANEL = ("site", "panel_wp", "tilt_deg", "azimuth_deg", "losses")
 
 
+_RESULTS = ({"state", "rounds", "metrics", "energy"}, {"state", "rounds", "message"})
+
+
+def is_result(content: Any) -> bool:
+    """Whether this is a result as it was written before files carried digests."""
+    return isinstance(content, dict) and set(content) in _RESULTS and content["state"] in ("done", "diverged")
+
+
 def is_old(raw: Mapping[str, Any]) -> bool:
     """Whether an experiment file has a fleet of devices as older versions wrote it: without a clock."""
     fleet = raw.get("fleet")

@@ -1,14 +1,15 @@
 """Round records in one append-safe columnar file.
 
-An Arrow IPC stream: a schema, then batches of rounds, each complete in itself. It can be read during the run, and a
-batch cut off by a power failure is ignored. Any Arrow
-library opens it: `pyarrow.ipc.open_stream(path).read_pandas()`.
+An Arrow IPC stream: a schema, then batches of rounds, each complete in itself, each with a line in `digests`. Only what
+has such a line is read, so the file can be read during the run, and a batch cut off by a power failure is ignored. Any
+Arrow library opens it: `pyarrow.ipc.open_stream(path).read_pandas()`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pyarrow as pa
 from everfed.energy.battery import Books
 from everfed.learning.evaluate import Metrics
 from everfed.run.history import RoundRecord
+from everfed.store.digests import Digests
+from everfed.store.files import StoreError
 
 _FLOATS = pa.list_(pa.float64())
 _BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall", "initial", "standby", "leaked", "lost")
@@ -48,13 +51,17 @@ _SCHEMA = pa.schema(
 )
 
 
-class RecordsFile:
-    """The records of one run, open for appending."""
+NAME = "records.arrow"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = open(path, "ab")  # noqa: SIM115 - held open for the length of a run
-        self.schema = _SCHEMA
+
+class RecordsFile:
+    """The records of one run, open for appending. check: raises an error if this process may no longer write."""
+
+    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+        self.path, self.check = folder / NAME, check
+        self.digests = Digests(folder)
+        self.file = open(self.path, "ab")  # noqa: SIM115 - held open for the length of a run
+        self.schema, self.length, self.so_far = _SCHEMA, 0, hashlib.sha256()
 
     def append(self, records: Sequence[RoundRecord]) -> None:
         """Add one batch. After an error (a full disk) the file is cut back to what it was."""
@@ -64,46 +71,73 @@ class RecordsFile:
         self._write(batch.serialize())
 
     def _write(self, data: Any) -> None:
-        before = self.file.tell()
+        self.check()
+        content = memoryview(data)
+        there = os.fstat(self.file.fileno()).st_size
+        if there != self.length:
+            raise StoreError(
+                f"'{self.path}' has {there:,} bytes where this process left {self.length:,}: another process writes "
+                "into the folder; this one stops."
+            )
         try:
-            self.file.write(memoryview(data))
+            self.file.write(content)
             self.file.flush()
         except OSError:
-            os.ftruncate(self.file.fileno(), before)
+            os.ftruncate(self.file.fileno(), self.length)
             raise
+        self.length += len(content)
+        self.so_far.update(content)
+        self.digests.add(NAME, self.length, self.so_far.hexdigest(), sync=False)
 
-    def sync(self) -> int:
-        """Sync to disk; returns the file's length."""
+    def sync(self) -> tuple[int, str]:
+        """Sync to disk; returns the file's length and digest."""
         os.fsync(self.file.fileno())
-        return self.file.tell()
+        self.digests.sync()
+        return self.length, self.so_far.hexdigest()
 
     def truncate(self, length: int) -> None:
         """Truncate to the length at a checkpoint; the resumed run writes the rest again."""
+        self.check()
         os.ftruncate(self.file.fileno(), length)
         self.file.seek(length)
+        content = self.path.read_bytes()
+        self.length, self.so_far = length, hashlib.sha256(content)
+        kept = [entry for entry in self.digests.entries.get(NAME, []) if entry[0] < length]
+        self.digests.replace(NAME, [*kept, (length, self.so_far.hexdigest())] if length else [])
         if length == 0:
             self._write(_SCHEMA.serialize())
         else:
-            self.schema = pa.ipc.open_stream(self.path.read_bytes()).schema  # of an older version, perhaps
+            self.schema = pa.ipc.open_stream(content).schema  # of an older version, perhaps
 
     def close(self) -> None:
         self.file.close()
 
 
-def read_records(path: Path, length: int | None = None) -> list[RoundRecord]:
-    """All complete batches of a records file (or of its first `length` bytes), as records."""
+def whole_records(folder: Path) -> tuple[list[RoundRecord], bool]:
+    """(the records of a folder as far as they are as they were written, whether that is all of them)."""
+    digests = Digests(folder)  # before the records, which may grow in between
     try:
-        data = path.read_bytes()[:length]
+        content = (folder / NAME).read_bytes()
     except FileNotFoundError:
-        return []
-    return [_record(row) for batch in _batches(data) for row in batch.to_pylist()]
+        return [], digests.promised(NAME) == 0
+    if not digests.known:
+        return parsed(content), True
+    right = digests.whole_part(NAME, content)
+    return parsed(content[:right]), right == digests.promised(NAME)
+
+
+def parsed(content: bytes) -> list[RoundRecord]:
+    """All complete batches, as records."""
+    return [_record(row) for batch in _batches(content) for row in batch.to_pylist()]
 
 
 def _batches(data: bytes) -> Iterator[pa.RecordBatch]:
     try:
         stream = pa.ipc.open_stream(pa.BufferReader(data))
         while True:
-            yield stream.read_next_batch()
+            batch = stream.read_next_batch()
+            batch.validate(full=True)  # files of older versions have no digests, and a wrong offset ends the process
+            yield batch
     except (StopIteration, pa.ArrowInvalid, OSError):
         return  # the end, or a batch that was cut off while it was written
 

@@ -11,7 +11,7 @@ from everfed.learning.evaluate import Metrics
 from everfed.run.config import to_dict
 from everfed.run.experiment import Experiment
 from everfed.stats import holm, paired, summarize as moments
-from everfed.store.folder import StoredRun
+from everfed.store.reading import StoredRun
 
 Labelled = Sequence[tuple[str, StoredRun]]
 

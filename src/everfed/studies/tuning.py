@@ -24,7 +24,7 @@ from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.stats import finite, summarize
 from everfed.store import StoredRun, StoreError, open_run
-from everfed.store.checkpoint import write_atomically
+from everfed.store.files import write_atomically
 from everfed.studies.sweep import Planned, plan_runs, run_all
 
 VALIDATION = 0.1  # of the training samples, where the experiment does not say

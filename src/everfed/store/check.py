@@ -1,0 +1,190 @@
+"""Verify a run's folder, and rebuild what its other files tell."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from everfed.run.experiment import Experiment
+from everfed.run.history import RoundRecord
+from everfed.store.checkpoint import checkpoints, is_damaged, notes_about
+from everfed.store.digests import FORMAT, Digests
+from everfed.store.files import DamagedError, digest_of, disk_error, sweep_up, write_sealed, write_tensors
+from everfed.store.lock import Place, is_running
+from everfed.store.reading import (
+    model_from_checkpoint,
+    open_run,
+    read_experiment,
+    read_result,
+    read_starts,
+    reason,
+    whole_model,
+)  # fmt: skip
+from everfed.store.records import NAME as RECORDS, whole_records
+
+# Files that are listed in `digests` once, and again in result.json and in the notes of checkpoints.
+_LISTED = ("experiment.toml", RECORDS, "model.safetensors")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found in a run's folder. `state` is that of the run, or "running", "damaged" or "unreadable"."""
+
+    path: Path
+    state: str
+    damaged: tuple[str, ...] = ()  # what is wrong and stays so
+    repaired: tuple[str, ...] = ()
+
+
+def check_run(folder: Path, repair: bool = True) -> Verdict:
+    """Compare every file with its digest. repair: write again what others tell, and remove what was left behind."""
+    if is_running(folder):
+        return Verdict(folder, "running")
+    repaired: list[str] = []
+    try:
+        if repair:
+            repaired = repair_run(folder)
+            for bad in filter(is_damaged, checkpoints(folder)):
+                bad.unlink(missing_ok=True)
+                repaired.append(f"removed the damaged checkpoint '{bad.name}'.")
+        state, damaged = damage(folder)
+    except Exception as error:  # a folder may hold anything
+        return Verdict(folder, "unreadable", (reason(error),), tuple(repaired))
+    return Verdict(folder, state, tuple(damaged), tuple(repaired))
+
+
+def damage(folder: Path) -> tuple[str, list[str]]:
+    """(the run's state, what is damaged in its folder, in sentences)."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            state = open_run(folder).state
+        except DamagedError as error:
+            return "damaged", [reason(error)]
+    bad = [f"the checkpoint '{path.name}' is damaged." for path in checkpoints(folder) if is_damaged(path)]
+    return state, [*(str(each.message) for each in said), *bad]
+
+
+def repair_run(folder: Path, place: Place | None = None) -> list[str]:
+    """Rebuild what can be without training; returns what was done. place: held by the caller, if it holds it."""
+    try:
+        held = place or Place(folder)
+    except OSError as error:
+        raise disk_error(folder, error) from error
+    try:
+        held.check()
+        return list(_repairs(folder))
+    except OSError as error:
+        raise disk_error(folder, error) from error
+    finally:
+        if place is None:
+            held.leave()
+
+
+def _repairs(folder: Path) -> Iterator[str]:
+    if freed := sweep_up(folder):
+        yield f"removed {freed / 1e6:,.1f} MB that interrupted writes had left."
+    if not (folder / "experiment.toml").exists():
+        return
+    yield from _repair_environment(folder)
+    digests = Digests(folder)
+    if not digests.known and not _told(folder):
+        return  # of an older version, whose files are as they are
+    yield from _repair_digests(folder, digests)
+    try:
+        experiment = read_experiment(folder)
+    except Exception:  # told by whoever reads it next
+        return
+    rounds, complete = whole_records(folder)
+    if complete and len(rounds) == experiment.rounds:
+        yield from _repair_model(folder, experiment)
+        yield from _repair_result(folder, experiment, rounds)
+
+
+def _repair_environment(folder: Path) -> Iterator[str]:
+    try:
+        read_starts(folder)
+    except DamagedError as error:
+        path = folder / "environment.json"
+        path.replace(path.with_suffix(".damaged"))
+        write_sealed(path, {"format": FORMAT, "starts": []})
+        yield f"{error}; it was moved to 'environment.damaged', and what it said of the run's starts is lost."
+
+
+def _repair_digests(folder: Path, digests: Digests) -> Iterator[str]:
+    """A file that is what the result or a checkpoint says is right, and `digests` wrong."""
+    told = _told(folder)
+    for name in _LISTED:
+        path = folder / name
+        if not path.exists() or name not in told:
+            continue
+        length, sha256 = told[name]
+        if (length, sha256) in digests.entries.get(name, []):
+            continue
+        if digest_of(path.read_bytes()[:length]) == sha256:
+            digests.replace(name, [*digests.entries.get(name, []), (length, sha256)])
+            yield f"'digests' was damaged; the entry of '{name}' was written again."
+
+
+def _told(folder: Path) -> dict[str, tuple[int, str]]:
+    """Lengths and digests of files according to the result, or else to the newest checkpoint."""
+    try:
+        result = read_result(folder)
+    except DamagedError:
+        result = None
+    good = (notes_about(path) for path in checkpoints(folder) if not is_damaged(path))
+    listed: dict[str, Any] = (result or {}).get("files") or next(
+        (about["files"] for about in good if "files" in about), {}
+    )
+    return {name: (int(length), str(sha256)) for name, (length, sha256) in listed.items()}
+
+
+def _repair_model(folder: Path, experiment: Experiment) -> Iterator[str]:
+    try:
+        whole_model(folder)
+    except (DamagedError, FileNotFoundError):
+        model = model_from_checkpoint(folder, experiment.rounds)
+        if model is not None:
+            save_model(folder, model)
+            yield "the model was damaged or missing; it was written again, from the last checkpoint."
+
+
+def _repair_result(folder: Path, experiment: Experiment, rounds: list[RoundRecord]) -> Iterator[str]:
+    try:
+        if read_result(folder) is not None:
+            return
+    except DamagedError:
+        pass
+    try:
+        whole_model(folder)
+    except (DamagedError, FileNotFoundError):
+        return  # the run is not done without its model
+    write_result(folder, rounds[-1], experiment.rounds)
+    yield "the result was damaged or missing; it was written again, from the records."
+
+
+def write_result(folder: Path, last: RoundRecord, rounds: int) -> None:
+    """The word that a run is done, with the digests of its files."""
+    entries = Digests(folder).entries
+    metrics = last.metrics.to_dict() if last.metrics else None
+    result = {
+        "format": FORMAT,
+        "state": "done",
+        "rounds": rounds,
+        "metrics": metrics,
+        "energy": last.energy.to_dict(),
+        "files": {name: listed[-1] for name, listed in entries.items()},
+    }
+    write_sealed(folder / "result.json", result)
+
+
+def save_model(folder: Path, model: dict[str, Tensor]) -> None:
+    """Write the trained model. Its digest is there before it is."""
+    written, sha256 = write_tensors(folder, "model.unfinished", model, {})
+    Digests(folder).replace("model.safetensors", [(written.stat().st_size, sha256)])
+    written.replace(folder / "model.safetensors")

@@ -1,0 +1,215 @@
+"""Read run folders. Every file is compared with its digest first; what can be taken from other files is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from everfed.arrays import part_of
+from everfed.errors import InputError, first_line, warn
+from everfed.run import config
+from everfed.run.experiment import Experiment
+from everfed.run.fingerprint import fingerprint
+from everfed.run.history import History, RoundRecord
+from everfed.run.live import Live
+from everfed.store import legacy
+from everfed.store.checkpoint import Checkpoint, load_checkpoints
+from everfed.store.digests import FORMAT, Digests
+from everfed.store.files import DamagedError, digest, read_json, read_sealed
+from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet
+from everfed.store.lock import is_running
+from everfed.store.records import whole_records
+
+AGAIN = "the command that made the run makes it again"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun(History):
+    """A History read from a run folder; `rounds` ends where the records do."""
+
+    path: Path = Path()
+    experiment: Experiment = field(default_factory=Experiment)
+    state: str = "done"  # done, running, stopped or diverged
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def open_run(path: str | Path) -> StoredRun:
+    """Read a run folder, finished or not, even during the run.
+
+    The result is a History (rounds, params, final, curve(...)) with path, experiment, state and environment. A damaged
+    file is a DamagedError, unless other files tell what it contained; then it is a warning.
+    """
+    folder = Path(path)
+    if not (folder / "experiment.toml").exists():
+        raise InputError(f"'{folder}' is not a run folder: it has no experiment.toml.")
+    running = is_running(folder)
+    experiment = read_experiment(folder)
+    result, damage = None, ""
+    try:
+        result = read_result(folder)  # before the records, which may grow in between
+    except DamagedError as error:
+        damage = str(error)
+    rounds, complete = whole_records(folder)
+    if damage:
+        state = "done" if len(rounds) == experiment.rounds else "stopped"
+        warn(f"{damage}; the run counts as {state} by its records.", 2)
+    else:
+        state = result["state"] if result else "running" if running else "stopped"
+    if state == "done":
+        check_complete(folder, experiment, rounds, complete)
+    elif not complete and not running:
+        warn(f"the records of '{folder}' are damaged after round {len(rounds)}; they are read up to there.", 2)
+    try:
+        starts = read_starts(folder)
+    except DamagedError as error:
+        starts = []
+        warn(f"{error}; it is left out.", 2)
+    params = read_params(folder, experiment.rounds if state == "done" else None)
+    return StoredRun(rounds, params, folder, experiment, state, starts[-1] if starts else {})
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A run folder that this process cannot read, and why, in a sentence."""
+
+    path: Path
+    reason: str
+
+
+def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]:
+    """Read run folders; an unreadable one does not affect the others."""
+    runs, unreadable = [], []
+    for path in paths:
+        try:
+            runs.append(open_run(path))
+        except Exception as error:  # a folder may hold anything
+            unreadable.append(Unreadable(path, reason(error)))
+    return runs, unreadable
+
+
+def reason(error: Exception) -> str:
+    """Why a folder cannot be read, as a sentence."""
+    kind = "" if isinstance(error, InputError | DamagedError) else f"{type(error).__name__}: "
+    return f"{kind}{first_line(error)}."
+
+
+def find_runs(root: str | Path) -> list[Path]:
+    """All run folders in a folder and its subfolders, by name."""
+    return sorted(path.parent for path in Path(root).rglob("experiment.toml"))
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment as stored. Live objects come back as their names alone, but for fleets, which are data."""
+    check_digest(folder, "experiment.toml")
+    stored = config.from_dict(legacy.upgraded(config.read(folder / "experiment.toml", trusted=False)))
+    if not isinstance(stored.fleet, Live):
+        return stored
+    if (folder / FLEET_FILE).exists():
+        check_digest(folder, FLEET_FILE)
+    fleet = load_fleet(folder)
+    if fleet is not None and fingerprint(fleet) != stored.fleet.fingerprint:
+        raise DamagedError(f"'{folder / FLEET_FILE}' is not the fleet that the run started with")
+    return stored if fleet is None else replace(stored, fleet=fleet)
+
+
+def check_digest(folder: Path, name: str) -> None:
+    """Raise an error if a file is not what was written."""
+    digests = Digests(folder)
+    if not digests.known and guarded(folder):
+        raise DamagedError(f"'{digests.path}' is missing, so that '{name}' cannot be checked; {AGAIN}")
+    if digests.known and not digests.match(name, (folder / name).read_bytes()):
+        raise DamagedError(f"'{folder / name}' is damaged or was changed: its SHA-256 is not the one in 'digests'")
+
+
+def guarded(folder: Path) -> bool:
+    """Whether a folder was written by a version that writes digests, judged by its other files."""
+    for read in (read_result, _read_environment):
+        try:
+            content = read(folder)
+        except DamagedError:
+            return True  # whoever wrote it, there is nothing to rely on
+        if content is not None and content["format"] > 1:
+            return True
+    return False
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """How the run ended; None if it has not."""
+    path = folder / "result.json"
+    content = read_json(path)
+    return content | {"format": 1} if legacy.is_result(content) else _of_this_format(path, read_sealed(path))
+
+
+def read_starts(folder: Path) -> list[dict[str, Any]]:
+    """What is known of each start of the run."""
+    starts: list[dict[str, Any]] = (_read_environment(folder) or {"starts": []})["starts"]
+    return starts
+
+
+def _read_environment(folder: Path) -> dict[str, Any] | None:
+    path = folder / "environment.json"
+    content = read_json(path)
+    if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
+        return {"format": 1, "starts": content}
+    return _of_this_format(path, read_sealed(path))
+
+
+def _of_this_format(path: Path, content: dict[str, Any] | None) -> dict[str, Any] | None:
+    if content and content["format"] > FORMAT:
+        raise InputError(f"'{path}' is of format {content['format']}, but this version reads formats up to {FORMAT}.")
+    return content
+
+
+def check_complete(folder: Path, experiment: Experiment, rounds: list[RoundRecord], whole: bool) -> None:
+    """Raise an error if the records of a finished run are not all there."""
+    if not whole or len(rounds) != experiment.rounds or any(r.round != i for i, r in enumerate(rounds)):
+        raise DamagedError(
+            f"'{folder / 'records.arrow'}' is damaged: {len(rounds)} of {experiment.rounds} rounds can be read; {AGAIN}"
+        )
+
+
+def read_params(folder: Path, rounds: int | None) -> dict[str, Tensor]:
+    """The trained model of a run that is done after these rounds, or of the last checkpoint of one that is not."""
+    if rounds is None:
+        return next((part_of(c.tensors, "model.") for c in _good_checkpoints(folder)), {})
+    try:
+        return whole_model(folder)
+    except (DamagedError, FileNotFoundError) as error:
+        rebuilt = model_from_checkpoint(folder, rounds)
+        if rebuilt is None:
+            raise DamagedError(f"{first_line(error)}; {AGAIN}") from error
+        warn(f"'{folder / 'model.safetensors'}' is damaged or missing; the model is read from the last checkpoint.", 3)
+        return rebuilt
+
+
+def whole_model(folder: Path) -> dict[str, Tensor]:
+    path = folder / "model.safetensors"
+    digests = Digests(folder)
+    listed = [sha256 for _, sha256 in digests.entries.get(path.name, [])]
+    if digests.known and digest(path) not in listed:
+        raise DamagedError(f"'{path}' is damaged or was changed: its SHA-256 is not the one in 'digests'")
+    try:
+        return load_file(path)
+    except (ValueError, RuntimeError) as error:  # of a version that wrote no digests
+        raise DamagedError(f"'{path}' is damaged: {first_line(error)}") from error
+
+
+def model_from_checkpoint(folder: Path, rounds: int) -> dict[str, Tensor] | None:
+    """The model as it was after these rounds, if a checkpoint has all of it (it lacks buffers and frozen parts)."""
+    for found in _good_checkpoints(folder):
+        if found.round == rounds and found.about.get("whole_model"):
+            return part_of(found.tensors, "model.")
+    return None
+
+
+def _good_checkpoints(folder: Path) -> Iterable[Checkpoint]:
+    return (found for found in load_checkpoints(folder) if isinstance(found, Checkpoint))
