@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 import everfed as ef
 from everfed.learning.models import Logistic
-from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
 from everfed.studies import seed_variance
+from older_folders import pretend_done
 
 SIZES = {"split": 3.0, "init": 0.0, "batch": 1.0, "schedule": 2.0}
 
@@ -33,9 +31,7 @@ def untrained(monkeypatch):
 
     def pretend(runs, jobs):
         for run in runs:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            (run.folder / "experiment.toml").write_text(config.to_toml(run.experiment))
-            (run.folder / "result.json").write_text(json.dumps({"state": "done"}))
+            pretend_done(run.folder, run.experiment)
 
     monkeypatch.setattr(seed_variance, "run_all", pretend)
 

@@ -22,6 +22,7 @@ from everfed.store import StoreError, open_run, stored_rounds
 from everfed.studies import tuning
 from everfed.studies.sweep import plan_runs, run_all
 from everfed.studies.tuning import Trial, tune
+from older_folders import pretend_done
 
 QUICK = Experiment(fleet=CycleFleet(6, (1, 2)), model=Logistic(), rounds=5, eval_every=1, device="cpu")
 METHODS = ["algorithm1", "greedy"]
@@ -36,9 +37,7 @@ class Pretend:
     def __call__(self, runs):
         for run in runs:
             self.runs.append(run)
-            run.folder.mkdir(parents=True)
-            (run.folder / "experiment.toml").write_text(config.to_toml(run.experiment))
-            (run.folder / "result.json").write_text(json.dumps({"state": "done"}))
+            pretend_done(run.folder, run.experiment)
 
     def score(self, run):
         method = run.experiment.method

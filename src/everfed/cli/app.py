@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from everfed.cli import bound, data, fleet, run, runs, sweep, tune
+from everfed.cli import bound, check, data, fleet, run, runs, sweep, tune
 from everfed.errors import ClusterError, DivergenceError, InputError
 from everfed.store import StoreError
 
@@ -25,6 +25,7 @@ app.command("run")(run.run)
 app.command("sweep")(sweep.sweep_command)
 app.command("tune")(tune.tune_command)
 app.command("runs")(runs.runs)
+app.command("check")(check.check)
 app.command("report")(runs.make_report)
 app.command("figure")(runs.make_figure)
 app.add_typer(runs.presets_app, name="presets")

@@ -122,6 +122,9 @@ Methods = Annotated[
     str, typer.Option(help=f"Methods, separated by commas: {', '.join(METHODS)}.", rich_help_panel=_TRAINING)
 ]
 CheckpointEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+MixedVersions = Annotated[
+    bool, typer.Option("--mixed-versions", help="Resume runs that other code or another torch or numpy began.")
+]
 OnDivergence = Annotated[str, typer.Option(help="stop, or skip: ignore updates that are not finite and continue.")]
 Track = Annotated[
     list[str] | None,
@@ -176,6 +179,7 @@ class Work(Place):
         typer.Option(help="Parallel runs (with Ray: per GPU); 0: one per core on a CPU, one at a time on a GPU."),
     ] = 0
     checkpoint_every: CheckpointEvery = DEFAULT_CHECKPOINT_S
+    mixed_versions: MixedVersions = False
 
 
 def _presented(wrapper: Callable[..., None], command: Callable[..., None], options: list[inspect.Parameter]) -> Any:

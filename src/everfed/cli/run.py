@@ -33,6 +33,7 @@ def run(
     ] = None,
     checkpoint_every: o.CheckpointEvery = DEFAULT_CHECKPOINT_S,
     on_divergence: o.OnDivergence = "stop",
+    mixed_versions: o.MixedVersions = False,
     track: o.Track = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print how each part of the model would be trained, and exit.")
@@ -77,6 +78,7 @@ def run(
             folder,
             checkpoint_s=checkpoint_every,
             on_divergence=on_divergence,
+            mixed_versions=mixed_versions,
             stop=stop,
             make=make,
             on_start=lambda run: _say_what_is_kept(run, screen),

@@ -20,12 +20,12 @@ from everfed.run import config
 from everfed.run.schema import schema
 from everfed.store import StoredRun, Unreadable, find_runs, open_runs
 
-_Paths = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]
+Folders = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]
 
 
 @o.grouped
 def runs(
-    folders: _Paths = None,
+    folders: Folders = None,
     plugin: o.Plugin = None,
     *,
     screen: Screen,
@@ -35,7 +35,7 @@ def runs(
     Example: everfed runs everfed-out/compare
     """
     o.load_plugins(plugin)
-    opened, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")], none_is_fine=True))
+    opened, unreadable = open_runs(found_in(screen, folders or [Path("everfed-out")], none_is_fine=True))
     known = distinct(opened)
     found = known.runs
     for note in known.notes:
@@ -83,7 +83,7 @@ def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
 
 @o.grouped
 def make_report(
-    folders: _Paths = None,
+    folders: Folders = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
     plugin: o.Plugin = None,
@@ -105,7 +105,7 @@ def make_report(
 
 @o.grouped
 def make_figure(
-    folders: _Paths = None,
+    folders: Folders = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .pdf, .png or .svg file.")] = Path("figure.pdf"),
     title: Annotated[str | None, typer.Option(help="A line above the panels.")] = None,
     plugin: o.Plugin = None,
@@ -122,7 +122,7 @@ def make_figure(
 def _open(screen: TextScreen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:
     """The readable runs in folders, at least one; a note explains why others cannot be read."""
     o.load_plugins(named)
-    runs, unreadable = open_runs(_find(screen, folders or [Path("everfed-out")]))
+    runs, unreadable = open_runs(found_in(screen, folders or [Path("everfed-out")]))
     if not runs:
         raise InputError(f"none of the {len(unreadable)} runs there can be read; {_why(unreadable[0])}")
     _tell_unreadable(screen, unreadable)
@@ -138,7 +138,8 @@ def _why(one: Unreadable) -> str:
     return f"'{one.path}' cannot be read: {one.reason}"
 
 
-def _find(screen: TextScreen, folders: list[Path], none_is_fine: bool = False) -> list[Path]:
+def found_in(screen: TextScreen, folders: list[Path], none_is_fine: bool = False) -> list[Path]:
+    """The run folders in folders, each once."""
     found: dict[Path, Path] = {}  # by resolved path, so that links count once
     for folder in folders:
         if not folder.exists() and not none_is_fine:

@@ -13,8 +13,8 @@ from torch import Tensor
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.store.checkpoint import checkpoints, is_damaged, notes_about
-from everfed.store.digests import FORMAT, Digests
-from everfed.store.files import DamagedError, digest_of, disk_error, sweep_up, write_sealed, write_tensors
+from everfed.store.digests import Digests, write_of_run
+from everfed.store.files import DamagedError, digest_of, disk_error, sweep_up, write_tensors
 from everfed.store.lock import Place, is_running
 from everfed.store.reading import (
     model_from_checkpoint,
@@ -112,7 +112,7 @@ def _repair_environment(folder: Path) -> Iterator[str]:
     except DamagedError as error:
         path = folder / "environment.json"
         path.replace(path.with_suffix(".damaged"))
-        write_sealed(path, {"format": FORMAT, "starts": []})
+        write_of_run(folder, path.name, {"starts": []})
         yield f"{error}; it was moved to 'environment.damaged', and what it said of the run's starts is lost."
 
 
@@ -173,14 +173,13 @@ def write_result(folder: Path, last: RoundRecord, rounds: int) -> None:
     entries = Digests(folder).entries
     metrics = last.metrics.to_dict() if last.metrics else None
     result = {
-        "format": FORMAT,
         "state": "done",
         "rounds": rounds,
         "metrics": metrics,
         "energy": last.energy.to_dict(),
         "files": {name: listed[-1] for name, listed in entries.items()},
     }
-    write_sealed(folder / "result.json", result)
+    write_of_run(folder, "result.json", result)
 
 
 def save_model(folder: Path, model: dict[str, Tensor]) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from everfed.store.files import digest_of, write_atomically
+from everfed.store.files import digest_of, write_atomically, write_sealed
 
 NAME = "digests"
 FORMAT = 2  # of run folders; 1 had no digests
@@ -77,6 +79,15 @@ class Digests:
                 right = length
         return right
 
+    def sha256s(self, name: str) -> list[str]:
+        return [sha256 for _, sha256 in self.entries.get(name, [])]
+
     def promised(self, name: str) -> int:
         """The length that a growing file had at last."""
         return max((length for length, _ in self.entries.get(name, [])), default=0)
+
+
+def write_of_run(folder: Path, name: str, content: Mapping[str, Any]) -> None:
+    """Write a sealed JSON file that belongs to the run in this folder."""
+    experiment = Digests(folder).sha256s("experiment.toml")
+    write_sealed(folder / name, {"format": FORMAT, "experiment": experiment[-1] if experiment else "", **content})

@@ -111,8 +111,8 @@ def commit(unfinished: Path, target: Path) -> None:
 
 
 def write_sealed(target: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file that carries the digest of its content."""
-    write_atomically(target, json.dumps({**content, _SEAL: _seal(content)}, indent=1) + "\n")
+    """A JSON file that carries the digest of its name and content."""
+    write_atomically(target, json.dumps({**content, _SEAL: _seal(target.name, content)}, indent=1) + "\n")
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
@@ -120,7 +120,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     content = read_json(path)
     if content is None:
         return None
-    if not isinstance(content, dict) or content.pop(_SEAL, None) != _seal(content):
+    if not isinstance(content, dict) or content.pop(_SEAL, None) != _seal(path.name, content):
         raise DamagedError(f"'{path}' is damaged: its content does not match its SHA-256")
     return content
 
@@ -137,5 +137,5 @@ def read_json(path: Path) -> Any:
         raise DamagedError(f"'{path}' is damaged: it is not JSON") from error
 
 
-def _seal(content: Mapping[str, Any]) -> str:
-    return digest_of(json.dumps(content, sort_keys=True).encode())
+def _seal(name: str, content: Mapping[str, Any]) -> str:
+    return digest_of(json.dumps([name, content], sort_keys=True).encode())

@@ -29,8 +29,8 @@ from everfed.run.live import Live, objects, restored
 from everfed.store import legacy
 from everfed.store.check import repair_run
 from everfed.store.checkpoint import checkpoints
-from everfed.store.digests import FORMAT, NAME as DIGESTS, Digests
-from everfed.store.files import DamagedError, StoreError, digest_of, disk_error, write_atomically, write_sealed
+from everfed.store.digests import NAME as DIGESTS, Digests, write_of_run
+from everfed.store.files import DamagedError, StoreError, digest_of, disk_error, write_atomically
 from everfed.store.fleet_file import NAME as FLEET_FILE, saved_fleet
 from everfed.store.lock import Place
 from everfed.store.reading import read_experiment, read_result, read_starts
@@ -152,11 +152,11 @@ class RunFolder:
         except DamagedError as error:
             warn(f"{error}; what it said of earlier starts is lost.")
             starts = []
-        write_sealed(self.path / "environment.json", {"format": FORMAT, "starts": [*starts, entry]})
+        write_of_run(self.path, "environment.json", {"starts": [*starts, entry]})
 
     def finish(self, result: dict[str, Any]) -> None:
         self.check()
-        write_sealed(self.path / "result.json", {"format": FORMAT, **result})
+        write_of_run(self.path, "result.json", result)
 
     def result(self) -> dict[str, Any] | None:
         return read_result(self.path)

@@ -146,7 +146,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     """How the run ended; None if it has not."""
     path = folder / "result.json"
     content = read_json(path)
-    return content | {"format": 1} if legacy.is_result(content) else _of_this_format(path, read_sealed(path))
+    return content | {"format": 1} if legacy.is_result(content) else _of_this_run(path, read_sealed(path))
 
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
@@ -160,12 +160,15 @@ def _read_environment(folder: Path) -> dict[str, Any] | None:
     content = read_json(path)
     if isinstance(content, list) and all(isinstance(entry, dict) for entry in content):
         return {"format": 1, "starts": content}
-    return _of_this_format(path, read_sealed(path))
+    return _of_this_run(path, read_sealed(path))
 
 
-def _of_this_format(path: Path, content: dict[str, Any] | None) -> dict[str, Any] | None:
+def _of_this_run(path: Path, content: dict[str, Any] | None) -> dict[str, Any] | None:
     if content and content["format"] > FORMAT:
         raise InputError(f"'{path}' is of format {content['format']}, but this version reads formats up to {FORMAT}.")
+    known = Digests(path.parent).sha256s("experiment.toml")
+    if content and known and content["experiment"] not in known:
+        raise DamagedError(f"'{path}' is that of another run")
     return content
 
 
@@ -194,8 +197,7 @@ def read_params(folder: Path, rounds: int | None) -> dict[str, Tensor]:
 def whole_model(folder: Path) -> dict[str, Tensor]:
     path = folder / "model.safetensors"
     digests = Digests(folder)
-    listed = [sha256 for _, sha256 in digests.entries.get(path.name, [])]
-    if digests.known and digest(path) not in listed:
+    if digests.known and digest(path) not in digests.sha256s(path.name):
         raise DamagedError(f"'{path}' is damaged or was changed: its SHA-256 is not the one in 'digests'")
     try:
         return load_file(path)

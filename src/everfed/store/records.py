@@ -123,7 +123,7 @@ def whole_records(folder: Path) -> tuple[list[RoundRecord], bool]:
     if not digests.known:
         return parsed(content), True
     right = digests.whole_part(NAME, content)
-    return parsed(content[:right]), right == digests.promised(NAME)
+    return parsed(content[:right]), right == max(digests.promised(NAME), len(content))
 
 
 def parsed(content: bytes) -> list[RoundRecord]:
