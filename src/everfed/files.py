@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from everfed.errors import InputError
 from everfed.machine import check_memory, readable
@@ -42,3 +44,20 @@ def read_file(path: Path, most: int | None = None) -> bytes:
             return file.read(size)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}.") from error
+
+
+def check_parquet(path: Path, file: Any, columns: Sequence[str], groups: Iterable[int] | None = None) -> None:
+    """Refuse columns of an open Parquet file that would not fit, by what it says of them.
+
+    A value that is repeated takes next to nothing in the file, so its size does not tell. groups: of
+    rows; None: all.
+    """
+    about, wanted = file.metadata, 0
+    for number in range(about.num_row_groups) if groups is None else groups:
+        group = about.row_group(number)
+        for i in range(group.num_columns):
+            column = group.column(i)
+            if any(column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.") for name in columns):
+                width = max(8, file.schema.column(i).length)  # of texts of one length
+                wanted += max(column.total_uncompressed_size, width * column.num_values)
+    check_memory(f"reading the columns {', '.join(columns)} of {path}", wanted, RAISE, part=0.5)

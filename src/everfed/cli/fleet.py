@@ -89,10 +89,10 @@ def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
     )
     # Each source once, even if several groups share it.
     for source in dict.fromkeys(a.source for a in rows):
-        screen.out.print(f"{'; '.join(a.label for a in rows if a.source == source)}: {source}.", highlight=False)
+        screen.out.print(f"{'; '.join(a.label for a in rows if a.source == source)}: {source}.")
     guesses = dict.fromkeys(guess for a in rows for guess in a.guesses)
     if guesses:
-        screen.out.print(f"Guesses (replace them with your own values): {', '.join(guesses)}.", highlight=False)
+        screen.out.print(f"Guesses (replace them with your own values): {', '.join(guesses)}.")
 
 
 def _span(ends: tuple[int, int]) -> str:
@@ -178,12 +178,12 @@ def audit(
     held = (
         "equal shares of the data (--shares data: as in the experiment)" if parts is None else "the experiment's data"
     )
-    screen.out.print(f"Clients hold {held}.", highlight=False)
-    screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
+    screen.out.print(f"Clients hold {held}.")
+    screen.say(experiment.title, result.verdict)
     if result.variance:
-        if result.limit:
-            screen.out.print(f"[bold]The limit[/bold]: {result.distance()}")
-        screen.out.print(f"[bold]Which device to upgrade first:[/bold] {result.variance.advice()}")
+        if distance := result.distance():
+            screen.say("The limit", distance)
+        screen.say("Which device to upgrade first", result.variance.advice())
 
 
 def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:

@@ -108,7 +108,7 @@ def _pickled(path: Path) -> tuple[Bytes, Bytes]:
     anew; `obtain` compares the hashes of the images and labels themselves.
     """
     size = _CIFAR10.test * math.prod(_CIFAR10.image)
-    images, labels, at_labels = b"", [], False
+    images, labels, at_labels = b"", list[Any](), False
     # Beside each label there are the names of images, each with its place in the memo.
     for code, value, _ in islice(pickletools.genops(read_file(path, 2 * size)), 10 * _CIFAR10.test + 1000):
         if isinstance(value, str | bytes):
@@ -264,7 +264,9 @@ def _idx(path: Path, shape: tuple[int, ...]) -> Bytes:
     whole = len(head) + math.prod(shape)
     packed = read_file(path, whole + whole // 100 + 1000)  # gzip may add a little to what it cannot pack
     file: Any = io.BytesIO(packed)
-    data = exactly(gzip.GzipFile(fileobj=file) if packed[:2] == b"\x1f\x8b" else file, whole, path.name)
+    if packed[:2] == b"\x1f\x8b":
+        file = gzip.GzipFile(fileobj=file)
+    data = exactly(file, whole, path.name)
     if not data.startswith(head):
         raise InputError(f"{path} is not an IDX file of {' x '.join(map(str, sizes))} bytes")
     return np.frombuffer(data, np.uint8, offset=len(head)).reshape(shape)
