@@ -30,27 +30,22 @@ def free_memory() -> int:
         return free
 
 
-def check_memory(what: str, wanted: float, instead: str, part: float = 1.0) -> None:
+def check_memory(what: str, wanted: float, instead: str, *, part: float = 1.0, free: int | None = None) -> None:
     """Refuse what needs more than this part of the free memory, or more than EVERFED_MEMORY (in GB) if that is set.
 
-    what: the subject of the sentence. wanted: a lower bound in bytes. instead: what to do about it.
+    what: the subject of the sentence. wanted: a lower bound in bytes. instead: what to do about it. free: bytes on a
+    device other than the processor.
     """
     own = os.environ.get("EVERFED_MEMORY", "")
     try:
-        limit = float(own) * 1e9 if own else part * free_memory()
+        limit = float(own) * 1e9 if own else part * (free_memory() if free is None else free)
     except ValueError:
         raise InputError(f"EVERFED_MEMORY is '{own}'; it must be a number of gigabytes, such as 16.") from None
     if not wanted <= limit:
-        free = (
-            "EVERFED_MEMORY allows {}"
-            if own
-            else "{} are free"
-            if part == 1.0
-            else f"{{}}, {part:g} of the free memory, is the most"
-        )
-        raise InputError(
-            f"{what} would take about {readable(wanted)} of memory, but {free.format(readable(limit))}; {instead}."
-        )
+        room = f"EVERFED_MEMORY allows {readable(limit)}" if own else f"{readable(limit)} are free"
+        if not own and part < 1.0:
+            room = f"at most {readable(limit)} may be taken, {part:g} of what is free"
+        raise InputError(f"{what} would take about {readable(wanted)} of memory, but {room}; {instead}.")
 
 
 def readable(size: float) -> str:

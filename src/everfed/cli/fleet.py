@@ -19,12 +19,15 @@ from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
+from everfed.machine import check_memory
 from everfed.methods import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.setup import resolve_device
 from everfed.scheduling.plan import PlanStep
 from everfed.server.rules import Sum
+
+_MANY_ROUNDS = 2000
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
@@ -63,6 +66,9 @@ def plan(
     elif screen.as_json:
         _stream_json(steps)
     else:
+        check_memory(f"a table of {experiment.rounds:,} rounds", 3000 * experiment.rounds, "print it with --csv")
+        if experiment.rounds > _MANY_ROUNDS:
+            screen.note(f"the table appears when all {experiment.rounds:,} rounds are planned; --csv prints at once.")
         _tell_assumptions(screen, experiment)
         screen.out.print(_plan_table(steps, fleet, experiment, seed))
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from everfed.arrays import Bools, Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.rows import ClientRows
-from everfed.machine import free_memory, readable
+from everfed.learning.task import free_on
+from everfed.machine import readable
 
 
 class Vectors:
@@ -52,7 +53,7 @@ class Vectors:
 
 
 def _check_room(wanted: int, device: torch.device) -> None:
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = free_on(device)
     if wanted > free:
         raise InputError(
             f"the server rule keeps a vector per client, {readable(wanted)} in total, but {readable(free)} are free "
