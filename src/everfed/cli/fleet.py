@@ -27,7 +27,7 @@ from everfed.run.setup import resolve_device
 from everfed.scheduling.plan import PlanStep
 from everfed.server.rules import Sum
 
-_MANY_ROUNDS = 2000
+_MANY_ROUNDS, _MANY_STEPS = 2000, 100_000_000  # announced: nothing is printed for more than some seconds
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
@@ -163,6 +163,8 @@ def audit(
         raise InputError(f"--shares is '{shares}'; it must be 'equal' or 'data'.")
     parts = experiment.make_data(fleet).shares() if shares == "data" else None
     lengths = np.resize(o.number_list(deltas, "--deltas"), len(fleet)) if deltas else None
+    if experiment.rounds * len(seed_numbers) * len(fleet) > _MANY_STEPS:
+        screen.note("this audit takes a while; fewer --seeds or --rounds make it shorter.")
     with screen.err.status(f"{len(seed_numbers)} runs of {experiment.rounds} rounds"):
         result = run_audit(
             fleet,

@@ -111,8 +111,8 @@ def _pickled(path: Path) -> tuple[Bytes, Bytes]:
     images, labels, at_labels = b"", list[Any](), False
     # Beside each label there are the names of images, each with its place in the memo.
     for code, value, _ in islice(pickletools.genops(read_file(path, 2 * size)), 10 * _CIFAR10.test + 1000):
-        if isinstance(value, str | bytes):
-            text = value.encode("latin-1", "replace") if isinstance(value, str) else value
+        if isinstance(value, str | bytes | bytearray):
+            text = value.encode("latin-1", "replace") if isinstance(value, str) else bytes(value)
             images = text if len(text) == size else images
             at_labels = text == b"labels"
         elif at_labels and code.name in ("BININT1", "BININT2", "BININT"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,8 +101,15 @@ class Generated:
 def _mapped(path: Path) -> npt.NDArray[Any]:
     """An array of numbers on disk; one that claims more than its file holds is refused before memory is taken."""
     try:
+        with open(path, "rb") as file:
+            header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, kind = header[np.lib.format.read_magic(file)](file)
+        if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize > path.stat().st_size:
+            raise ValueError(
+                f"its header claims {kind} of shape {shape}, but the file has {path.stat().st_size:,} bytes"
+            )
         return np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, TypeError, OverflowError, SyntaxError) as error:
+    except (OSError, ValueError, TypeError, LookupError, SyntaxError) as error:
         raise InputError(f"{path} cannot be read as an array of numbers: {first_line(error)}.") from error
 
 
