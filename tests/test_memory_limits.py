@@ -28,7 +28,7 @@ SYNTHETIC = ("run", "--data", "synthetic", "--split", "iid")
 PROBLEM = ["bound", "--mu=1", "--L=4", "--G=1", "--sigma=1", "--heterogeneity=0.5", "--initial-distance-sq=1"]
 REFUSED = [
     (("run", "--clients", "99999999999"), "a fleet of 99,999,999,999 clients is too large"),
-    (("run", "--clients", "3000000000"), "a fleet of 3,000,000,000 clients would take about 600 GB"),
+    (("run", "--clients", "3000000000"), "a fleet of 3,000,000,000 clients would take about 360 GB"),
     (("plan", "--clients", "3000000000"), "use fewer clients"),
     (("audit", "--clients", "3000000000"), "use fewer clients"),
     ((*PROBLEM, "--clients", "3000000000"), "use fewer clients"),

@@ -18,7 +18,7 @@ from everfed.registry import lookup
 # The Philox counter has 32 bits for the client and 32 for the round or window.
 MAX_CYCLE = 2**31 - 1
 _MAX_CLIENTS = 2**32 - 3  # synthetic data have two of the numbers
-_BYTES_A_CLIENT = 200  # of a schedule's arrays, at least
+_BYTES_A_CLIENT = 120  # of a schedule's arrays, at least
 
 
 def check_clients(clients: int) -> None:
