@@ -33,7 +33,7 @@ _UNIX = ("epoch", "unixtime")
 _SECONDS = ("seconds", "second", "secs")
 _UTC = ("utc", "gmt")
 # Bytes that a row takes as two texts and as a date. No time and no number needs longer texts.
-_ROW, _LONGEST = 250, 1000
+_ROW, _LONGEST = 200, 1000
 _BRACKETS = re.compile(r"(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]")
 
 
@@ -88,7 +88,7 @@ def shown(value: Any) -> str:
 
 
 def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
-    _check_rows(path, content.count(b"\n") + content.count(b"\r"))
+    _check_rows(path, max(content.count(b"\n"), content.count(b"\r")))
     times, values, lines = [], [], array("q")
     try:
         separator = _separator(_text(content))
