@@ -144,7 +144,7 @@ def test_clients_trained_at_once_leave_room_for_their_draws():
         for steps in (1, 10_000)
     )
     assert few.chunk * few.bytes_per_client <= 2 << 30
-    assert many.bytes_per_client - few.bytes_per_client == 24 * 9_999 * 10
+    assert many.bytes_per_client - few.bytes_per_client == 24 * 10_000 * 10
 
 
 @pytest.mark.parametrize("clients", [1, 1_000_000, 10_000_000])
