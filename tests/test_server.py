@@ -400,7 +400,7 @@ def test_ht_varp_is_unbiased_with_the_variance_stated(memory):
 
 
 def test_memory_that_does_not_fit_is_refused_with_advice():
-    with refused("a vector per client", "GB in total", "free on cpu", "place='disk'"):
+    with refused("a vector per client", "4 PB in total", "free on cpu", "place='disk'"):
         Vectors(10**6, 10**9, CPU, "device")
 
 

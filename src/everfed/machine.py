@@ -1,10 +1,15 @@
-"""What this process may use of the machine it runs on."""
+"""What this process may use of the machine it runs on, and the refusal of what would not fit."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import psutil
+
+from everfed.errors import InputError
+
+_GROUP = Path("/sys/fs/cgroup")  # of this process, where a container or a batch system limits it
 
 
 def cores() -> int:
@@ -14,5 +19,38 @@ def cores() -> int:
 
 
 def free_memory() -> int:
-    """Bytes of main memory that are available."""
-    return int(psutil.virtual_memory().available)
+    """Bytes of main memory that are available to this process."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        most = int((_GROUP / "memory.max").read_text())
+        used = int((_GROUP / "memory.current").read_text())
+        kept = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        return max(0, min(free, most - used + int(kept["inactive_file"])))  # cached files make room when asked
+    except (OSError, ValueError, KeyError):
+        return free
+
+
+def check_memory(what: str, wanted: float, instead: str, *, part: float = 1.0, free: int | None = None) -> None:
+    """Refuse what needs more than this part of the free memory, or more than EVERFED_MEMORY (in GB) if that is set.
+
+    what: the subject of the sentence. wanted: a lower bound in bytes. instead: what to do about it. free: bytes on a
+    device other than the processor.
+    """
+    own = os.environ.get("EVERFED_MEMORY", "")
+    try:
+        limit = float(own) * 1e9 if own else part * (free_memory() if free is None else free)
+    except ValueError:
+        raise InputError(f"EVERFED_MEMORY is '{own}'; it must be a number of gigabytes, such as 16.") from None
+    if not wanted <= limit:
+        room = f"EVERFED_MEMORY allows {readable(limit)}" if own else f"{readable(limit)} are free"
+        if not own and part < 1.0:
+            room = f"at most {readable(limit)} may be taken, {part:g} of what is free"
+        raise InputError(f"{what} would take about {readable(wanted)} of memory, but {room}; {instead}.")
+
+
+def readable(size: float) -> str:
+    """'3.2 GB': bytes, rounded."""
+    for unit, width in (("EB", 1e18), ("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= width:
+            return f"{size / width:.3g} {unit}"
+    return f"{size:.0f} B"

@@ -25,6 +25,7 @@ from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, dis
 from everfed.checks import check_shares
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, warn
+from everfed.machine import check_memory
 from everfed.methods import Method, as_method
 from everfed.random import check_seed
 from everfed.scheduling.laws import are_independent, comes_evenly
@@ -168,6 +169,7 @@ def _uncontradicted(tally: Tally, exact: Exact, policy: Policy, even: bool) -> E
 
 def _seed_numbers(seeds: int | Sequence[int]) -> list[int]:
     if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
+        check_memory(f"an audit of {seeds:,} seeds", 100 * int(seeds), "use fewer")
         numbers = list(range(int(seeds)))
     elif isinstance(seeds, list | tuple | range):
         numbers = list(seeds)

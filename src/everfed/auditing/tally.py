@@ -8,6 +8,7 @@ import numpy as np
 
 from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.fleet import Fleet, Group
+from everfed.machine import check_memory
 from everfed.scheduling.plan import Schedule
 from everfed.server.aggregate import Weighting
 from everfed.server.rules import ServerRule
@@ -95,6 +96,8 @@ class Tally:
         self.fleet, self.shares, self.rounds, self.server, self.vectors = fleet, shares, rounds, server, vectors
         self.seeds = 0
         self.groups = fleet.groups()
+        kept = 3 + len(self.groups) + (0 if vectors is None else vectors.shape[1])
+        check_memory(f"an audit of {rounds:,} rounds", 8 * kept * rounds, "use fewer rounds")
         self.group_of = np.zeros(n, np.int64)
         for number, group in enumerate(self.groups):
             self.group_of[group.clients] = number

@@ -8,6 +8,7 @@ import sys
 import typer
 
 from everfed.cli import bound, check, data, fleet, run, runs, sweep, tune
+from everfed.cli.screen import printable
 from everfed.errors import ClusterError, DivergenceError, InputError
 from everfed.store import StoreError
 
@@ -63,12 +64,12 @@ def main() -> None:
     except InputError as error:
         if debug:
             raise
-        print(f"everfed: {error}", file=sys.stderr)
+        print(f"everfed: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
     except (ClusterError, DivergenceError, StoreError) as error:
         if debug:
             raise
-        print(f"everfed: {error}", file=sys.stderr)
+        print(f"everfed: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("everfed: stopped.", file=sys.stderr)

@@ -38,11 +38,11 @@ def get(
         raise InputError(
             f"'{name}' comes with a dependency and needs no download; choose one of {', '.join(_FETCHED)}."
         )
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=screen.err, disable=not screen.live, transient=True) as bar:
         task = bar.add_task(name, total=None)
         arrays = kind(folder=folder).fetch(
             lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
         )
     sizes = f"{len(arrays.train_y):,} training and {len(arrays.test_y):,} test images of {arrays.train_x.shape[1:]}"
-    screen.out.print(f"{name}: {sizes}, checked; cached in {cache_folder()}", markup=False)
+    screen.out.print(f"{name}: {sizes}, checked; cached in {cache_folder()}")

@@ -19,12 +19,15 @@ from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
+from everfed.machine import check_memory
 from everfed.methods import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.setup import resolve_device
 from everfed.scheduling.plan import PlanStep
 from everfed.server.rules import Sum
+
+_MANY_ROUNDS, _MANY_STEPS = 2000, 100_000_000  # announced: nothing is printed for more than some seconds
 
 
 @o.takes_experiment("digits-quick", o.FLEET_ONLY)
@@ -63,6 +66,9 @@ def plan(
     elif screen.as_json:
         _stream_json(steps)
     else:
+        check_memory(f"a table of {experiment.rounds:,} rounds", 3000 * experiment.rounds, "print it with --csv")
+        if experiment.rounds > _MANY_ROUNDS:
+            screen.note(f"the table appears when all {experiment.rounds:,} rounds are planned; --csv prints at once.")
         _tell_assumptions(screen, experiment)
         screen.out.print(_plan_table(steps, fleet, experiment, seed))
 
@@ -89,10 +95,10 @@ def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
     )
     # Each source once, even if several groups share it.
     for source in dict.fromkeys(a.source for a in rows):
-        screen.out.print(f"{'; '.join(a.label for a in rows if a.source == source)}: {source}.", highlight=False)
+        screen.out.print(f"{'; '.join(a.label for a in rows if a.source == source)}: {source}.")
     guesses = dict.fromkeys(guess for a in rows for guess in a.guesses)
     if guesses:
-        screen.out.print(f"Guesses (replace them with your own values): {', '.join(guesses)}.", highlight=False)
+        screen.out.print(f"Guesses (replace them with your own values): {', '.join(guesses)}.")
 
 
 def _span(ends: tuple[int, int]) -> str:
@@ -157,6 +163,8 @@ def audit(
         raise InputError(f"--shares is '{shares}'; it must be 'equal' or 'data'.")
     parts = experiment.make_data(fleet).shares() if shares == "data" else None
     lengths = np.resize(o.number_list(deltas, "--deltas"), len(fleet)) if deltas else None
+    if experiment.rounds * len(seed_numbers) * len(fleet) > _MANY_STEPS:
+        screen.note("this audit takes a while; fewer --seeds or --rounds make it shorter.")
     with screen.err.status(f"{len(seed_numbers)} runs of {experiment.rounds} rounds"):
         result = run_audit(
             fleet,
@@ -178,12 +186,12 @@ def audit(
     held = (
         "equal shares of the data (--shares data: as in the experiment)" if parts is None else "the experiment's data"
     )
-    screen.out.print(f"Clients hold {held}.", highlight=False)
-    screen.out.print(f"[bold]{experiment.title}[/bold]: {result.verdict}")
+    screen.out.print(f"Clients hold {held}.")
+    screen.say(experiment.title, result.verdict)
     if result.variance:
-        if result.limit:
-            screen.out.print(f"[bold]The limit[/bold]: {result.distance()}")
-        screen.out.print(f"[bold]Which device to upgrade first:[/bold] {result.variance.advice()}")
+        if distance := result.distance():
+            screen.say("The limit", distance)
+        screen.say("Which device to upgrade first", result.variance.advice())
 
 
 def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from everfed.errors import InputError, unknown
 from everfed.learning.models import MODELS
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES
 from everfed.learning.precision import PRECISIONS
+from everfed.machine import check_memory
 from everfed.methods import COMPARED as _COMPARED, METHODS
 from everfed.registry import lookup
 from everfed.run import config
@@ -283,6 +285,9 @@ def check_chosen(chosen: list[str], axes: Iterable[str]) -> None:
 
 def seed_list(text: str, flag: str = "--seeds") -> list[int]:
     """'3' is 0, 1, 2; '2:5' is 2, 3, 4; '1,4' is 1, 4."""
+    if found := re.fullmatch(r"(?:(\d{0,20}):)?(\d{1,20})", text):
+        count = int(found[2]) - int(found[1] or 0)
+        check_memory(f"{count:,} seeds", 1000 * count, f"give fewer {flag}")  # for each, a run or a row of an audit
     try:
         if ":" in text:
             first, last = text.split(":")

@@ -124,7 +124,7 @@ def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None
         "parts of the model": "",
     }
     lines = [*(f"{name:<20}{value}".rstrip() for name, value in rows.items()), *(f"  {part}" for part in how.parts)]
-    screen.out.print("\n".join(lines), markup=False, soft_wrap=True)
+    screen.out.print("\n".join(lines), soft_wrap=True)
 
 
 def _result(run: StoredRun, seconds: float) -> dict[str, Any]:

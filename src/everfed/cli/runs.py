@@ -100,7 +100,7 @@ def make_report(
     path = page(found, output, title)
     for note in notes(distinct(found), lines(found)):
         screen.note(note)
-    screen.out.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", markup=False)
+    screen.out.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 @o.grouped
@@ -116,7 +116,7 @@ def make_figure(
 
     Example: everfed figure everfed-out/compare -o figure.pdf
     """
-    screen.out.print(str(figure(_open(screen, folders, plugin), output, title)), markup=False)
+    screen.out.print(str(figure(_open(screen, folders, plugin), output, title)))
 
 
 def _open(screen: TextScreen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:

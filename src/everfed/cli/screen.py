@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -41,6 +42,30 @@ NoColor = Annotated[bool, typer.Option("--no-color", help="No colours (like NO_C
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL)]
 
 
+# Control characters but line breaks and tabs, marks that turn the direction of writing, and halves of characters, which
+# stand for bytes of a file's name that are no text.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""The text with what a terminal would obey as escapes, such as \x1b: names come from files of others.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class _Console(Console):
+    """Shows every text as it is: no markup, no emoji, no control characters. Styles are given as styles."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
 class TextScreen:
     """Results go to standard output, everything else to standard error."""
 
@@ -50,8 +75,8 @@ class TextScreen:
         """debug: read by `main`, which shows errors."""
         plain = no_color or "NO_COLOR" in os.environ
         colours: Any = None if plain else "auto"
-        self.out = Console(color_system=colours, highlight=False, width=None if sys.stdout.isatty() else 120)
-        self.err = Console(stderr=True, color_system=colours, highlight=False, quiet=quiet, soft_wrap=True)
+        self.out = _Console(color_system=colours, width=None if sys.stdout.isatty() else 120)
+        self.err = _Console(stderr=True, color_system=colours, quiet=quiet, soft_wrap=True)
         self.live = self.err.is_terminal and not quiet
         warnings.simplefilter("always", EverfedWarning)
         warnings.showwarning = self._warn
@@ -60,13 +85,17 @@ class TextScreen:
         if issubclass(category, EverfedWarning):
             self.note(str(message))
 
+    def say(self, what: str, text: str) -> None:
+        """A sentence of the result behind a bold word."""
+        self.out.print(Text.assemble((printable(what), "bold"), f": {printable(text)}"))
+
     def note(self, text: str) -> None:
-        self.err.print(f"note: {text}", style="yellow", markup=False)
+        self.err.print(f"note: {text}", style="yellow")
 
     def stopped(self, said: str) -> NoReturn:
         """After Ctrl-C: print how to resume."""
-        self.err.print(said, markup=False)
-        self.err.print(f"  everfed {shlex.join(sys.argv[1:])}", markup=False)
+        self.err.print(said)
+        self.err.print(f"  everfed {shlex.join(sys.argv[1:])}")
         raise typer.Exit(130)
 
 
@@ -180,13 +209,14 @@ def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Cal
     done = [0] * len(runs)
     accuracy: list[float | None] = [None] * len(runs)
     finished: set[int] = set()
+    label_column = TextColumn("{task.description}", markup=False)
     accuracy_column = TextColumn("accuracy {task.fields[accuracy]}")
     bars = Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), accuracy_column, TimeElapsedColumn(),
+        label_column, BarColumn(), TaskProgressColumn(), accuracy_column, TimeElapsedColumn(),
         console=screen.err, disable=not screen.live,
     )  # fmt: skip
     tasks = {
-        label: bars.add_task(label, total=sum(runs[i].experiment.rounds for i in mine), accuracy="-")
+        label: bars.add_task(printable(label), total=sum(runs[i].experiment.rounds for i in mine), accuracy="-")
         for label, mine in members.items()
     }
 

@@ -150,10 +150,10 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
         screen.out.print(made.table())
         for key, values in made.own_settings.items():
             said = ", ".join(f"{value} {label}" for label, value in values.items())
-            screen.out.print(f"{key}: {said}", markup=False)
-        screen.out.print(f"{seconds:.0f} s; report: {made.report}; figure: {made.figure}", markup=False)
+            screen.out.print(f"{key}: {said}")
+        screen.out.print(f"{seconds:.0f} s; report: {made.report}; figure: {made.figure}")
     for note in made.notes:
         screen.note(note)
     if failed:
-        screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.", markup=False)
+        screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.")
         raise typer.Exit(1)

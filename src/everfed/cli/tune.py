@@ -65,7 +65,7 @@ def tune_command(
         screen.json({**found.to_dict(), "file": str(toml)})
     else:
         screen.out.print(trial_table(found))
-        screen.out.print(f"experiment file: {toml}; all trials: {table}", markup=False)
+        screen.out.print(f"experiment file: {toml}; all trials: {table}")
 
 
 def tuned(

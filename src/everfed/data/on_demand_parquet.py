@@ -9,6 +9,8 @@ what is wanted, and larger ones open faster.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +25,9 @@ from everfed.arrays import Ints
 from everfed.data.on_demand import ClientSource, Samples
 from everfed.data.on_demand_sources import batches, ranges
 from everfed.data.plain import as_pair
-from everfed.errors import InputError, some
+from everfed.errors import InputError, first_line, some
+from everfed.files import RAISE, check_parquet, file_size
+from everfed.machine import check_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +74,10 @@ class Parquet:
         group = np.searchsorted(bounds, rows, side="right") - 1
         wanted, which = np.unique(group, return_inverse=True)
         names = [self.x] if isinstance(self.x, str) else list(self.x)
-        table = file.read_row_groups(wanted.tolist(), columns=[*names, self.y])
+        path = self._index.paths[number]
+        with _readable(path):
+            check_parquet(path, file, [*names, self.y], wanted.tolist())
+            table = file.read_row_groups(wanted.tolist(), columns=[*names, self.y])
         # Where the groups that were read begin in what was read.
         begins = np.cumsum([sizes[g] for g in wanted]) - np.array([sizes[g] for g in wanted])
         table = table.take(rows - bounds[group] + begins[which])
@@ -120,11 +127,14 @@ def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
         raise InputError(f"there are no Parquet files in '{path}'.")
     whose, file, start, sizes = [], [], [], []
     for number, one in enumerate(paths):
-        with parquet.ParquetFile(one) as opened:
+        file_size(one)  # a pipe would wait for ever
+        with _readable(one), parquet.ParquetFile(one) as opened:
             known = opened.schema_arrow.names
             missing = [name for name in columns if name not in known]
             if missing:
                 raise InputError(f"'{one}' has no column '{missing[0]}'; it has {some(known, 10)}.")
+            for name in columns:
+                _check_numbers(opened.schema_arrow.field(name).type, name)
             owners = _owners(opened, one, client)
         cuts = np.flatnonzero(np.diff(owners)) + 1
         begins = np.concatenate([[0], cuts]).astype(np.int64)[: len(owners)]
@@ -146,12 +156,32 @@ def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
 
 def _owners(opened: Any, path: Path, client: str) -> Ints:
     """[rows] the client of each row of a file."""
-    folder = re.fullmatch(rf"{re.escape(client)}=(\d+)", path.parent.name)
+    rows = opened.metadata.num_rows
+    check_memory(f"the list of the {rows:,} rows of '{path}'", 4 * 8 * rows, RAISE, part=0.5)
+    folder = re.fullmatch(rf"{re.escape(client)}=(\d{{1,18}})", path.parent.name)
     if folder:
-        return np.full(opened.metadata.num_rows, int(folder[1]))
+        return np.full(rows, int(folder[1]))
     if client not in opened.schema_arrow.names:
         raise InputError(f"'{path}' has no column '{client}' and is not in a folder such as '{client}=0'.")
+    _check_numbers(opened.schema_arrow.field(client).type, client)
     return _numbers(opened.read(columns=[client]).column(client), client).astype(np.int64)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Arrow's errors as refusals."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"'{path}' cannot be read as Parquet: {first_line(error)}.") from error
+
+
+def _check_numbers(kind: Any, name: str) -> None:
+    """Refuse other columns before they are read: a text that is repeated may be as long as memory."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise InputError(f"the column '{name}' holds {kind}; samples and labels are numbers.")
 
 
 def _numbers(column: Any, name: str) -> npt.NDArray[Any]:
@@ -168,8 +198,6 @@ def _numbers(column: Any, name: str) -> npt.NDArray[Any]:
         shape.append(len(inner) // max(len(array), 1))
         array = inner
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    if values.dtype.kind not in "fiub":
-        raise InputError(f"the column '{name}' holds {array.type}; samples and labels are numbers.")
     return values.reshape(shape)
 
 

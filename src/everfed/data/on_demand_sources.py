@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from everfed.arrays import Ints
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import ClientSource, Samples
 from everfed.data.plain import as_pair, whole_numbers
-from everfed.errors import InputError
+from everfed.errors import InputError, first_line
 
 _FILES = ("x.npy", "y.npy", "starts.npy")
 
@@ -58,8 +59,7 @@ class Arrays:
         missing = [path.name for path in found if not path.is_file()]
         if missing:
             raise InputError(f"'{folder}' has no {', '.join(missing)}; clients' arrays are {', '.join(_FILES)}.")
-        x, y = (np.load(path, mmap_mode="r") for path in found[:2])
-        return cls(x, y, np.load(found[2]))
+        return cls(*map(_mapped, found))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -96,6 +96,21 @@ class Generated:
                     f"the function returned {len(x)} samples for client {client}; samples says {self.samples[client]}."
                 )
         return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """An array of numbers on disk; one that claims more than its file holds is refused before memory is taken."""
+    try:
+        with open(path, "rb") as file:
+            header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, kind = header[np.lib.format.read_magic(file)](file)
+        if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize > path.stat().st_size:
+            raise ValueError(
+                f"its header claims {kind} of shape {shape}, but the file has {path.stat().st_size:,} bytes"
+            )
+        return np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, TypeError, LookupError, SyntaxError) as error:
+        raise InputError(f"{path} cannot be read as an array of numbers: {first_line(error)}.") from error
 
 
 def save_arrays(source: ClientSource, folder: str | Path) -> Arrays:

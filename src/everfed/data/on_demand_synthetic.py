@@ -15,11 +15,13 @@ from everfed.data.on_demand import OnDemand, Samples
 from everfed.data.partition import ByEnergy, Iid, Split
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.machine import check_memory
 from everfed.random import Purpose, check_seed, words
 
 _TEST = 2**32 - 1  # the test set is what a client of this number would hold; fleets end far below
 _VALIDATION = 2**32 - 2  # and a validation set what this one would
 _TEST_SAMPLES = 2000
+_BYTES_A_PIXEL = 8  # while pictures are made: words of noise, bytes of noise, pattern and sum
 _SIGNAL = 0.25  # of a picture; the rest is noise
 
 
@@ -37,6 +39,13 @@ class Synthetic:
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("classes", 2), ("side", 2)):
             check_count(name, getattr(self, name), least)
+
+    def check_room(self) -> None:
+        """Refuse pictures of which the test set, a client's or the patterns would not fit."""
+        pictures = _TEST_SAMPLES + self.samples + self.classes
+        what = f"{pictures:,} synthetic pictures of {self.side:,} x {self.side:,} pixels"
+        which = "side" if self.side**2 > max(self.samples, self.classes) else "samples or classes"
+        check_memory(what, _BYTES_A_PIXEL * pictures * self.side**2, f"lower data.{which}")
 
     def load(self) -> SyntheticDataset:
         return SyntheticDataset(self)
@@ -57,6 +66,7 @@ class SyntheticDataset(CentralDataset):
         check_seed(seed)
         if not isinstance(split, Iid | ByEnergy):
             raise InputError(f"synthetic data support the splits iid and by-energy, not {type(split).__name__}.")
+        self.options.check_room()
         strength = split.strength if isinstance(split, ByEnergy) else 0.0
         first, count = np.zeros(clients, np.int64), np.full(clients, self.options.classes)
         if strength:

@@ -103,10 +103,13 @@ SPLITS: dict[str, type[Any]] = {"iid": Iid, "dirichlet": Dirichlet, "by-energy":
 registry.table("split", SPLITS, Split)
 
 
+def check_enough(samples: int, clients: int) -> None:
+    if samples < clients:
+        raise InputError(f"{samples} samples cannot be split over {clients} clients; every client needs one.")
+
+
 def arrange(owner: Ints, clients: int) -> tuple[Ints, Ints]:
     """(order, starts) of `FederatedData`; a client without samples takes one from the largest client."""
-    if len(owner) < clients:
-        raise InputError(f"{len(owner)} samples cannot be split over {clients} clients; every client needs one.")
     owner = owner.copy()
     counts = np.bincount(owner, minlength=clients)
     for client in np.flatnonzero(counts == 0):

@@ -12,10 +12,20 @@ from everfed.arrays import Floats, Ints
 from everfed.energy.arrivals import ARRIVALS, Arrivals
 from everfed.energy.battery import IDEAL, Storage
 from everfed.errors import InputError, some
+from everfed.machine import check_memory
 from everfed.registry import lookup
 
 # The Philox counter has 32 bits for the client and 32 for the round or window.
 MAX_CYCLE = 2**31 - 1
+_MAX_CLIENTS = 2**32 - 3  # synthetic data have two of the numbers
+_BYTES_A_CLIENT = 120  # of a schedule's arrays, at least
+
+
+def check_clients(clients: int) -> None:
+    """Refuse a fleet that would not fit into memory, before its first array is made."""
+    if clients > _MAX_CLIENTS:
+        raise InputError(f"a fleet of {clients:,} clients is too large; at most {_MAX_CLIENTS:,} are supported.")
+    check_memory(f"a fleet of {clients:,} clients", _BYTES_A_CLIENT * clients, "use fewer clients")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from everfed.arrays import Floats, Ints
 from everfed.checks import check_within
 from everfed.energy import devices
 from everfed.energy.battery import Storage
-from everfed.energy.fleet import MAX_CYCLE, Fleet
+from everfed.energy.fleet import MAX_CYCLE, Fleet, check_clients
 from everfed.energy.group import DAY_S, Clock, DeviceGroup, Supply
 from everfed.energy.profile import Profile
 from everfed.errors import InputError
@@ -115,6 +115,7 @@ class DeviceFleet:
         encoding: how updates are sent (default: as they are). Where it leaves devices a choice, each
         takes the bits with the least cycle * (1 + noise), and among equals the most.
         """
+        check_clients(sum(g.count for g in self.groups))
         supplies = self._supplies()
         which = np.repeat(np.arange(len(self.groups)), [g.count for g in self.groups])
         means = np.array([s.joules.mean() for s in supplies])

@@ -128,12 +128,13 @@ def _is_date_and_hour(value: float) -> bool:
 
 def _compact(rows: Rows) -> Floats | None:
     """Dates written as 20260601, 202606011200 or 20260601120000, if that is what they are."""
-    texts = [str(time) for time in rows.times]
-    layout = _COMPACT.get(len(texts[0]))
-    if rows.time_unit or layout is None or not texts[0].isdecimal() or _parsed(texts[0], layout) is None:
+    first = str(rows.times[0])
+    layout = _COMPACT.get(len(first))
+    if rows.time_unit or layout is None or not first.isdecimal() or _parsed(first, layout) is None:
         return None
-    found = [_parsed(text, layout) if len(text) == len(texts[0]) else None for text in texts]
-    return _stamps(rows, found, lambda row: f"it must be a date written as {texts[0]}, as in the first row")
+    texts = [str(time) for time in rows.times]
+    found = [_parsed(text, layout) if len(text) == len(first) else None for text in texts]
+    return _stamps(rows, found, lambda row: f"it must be a date written as {first}, as in the first row")
 
 
 def _parsed(text: str, layout: str) -> datetime | None:

@@ -20,6 +20,7 @@ from everfed.checks import check_within
 from everfed.energy.times import read_times
 from everfed.energy.trace_file import ENERGY, UNITS, Columns, Rows, number, read_rows, shown
 from everfed.errors import InputError
+from everfed.files import read_file
 
 # A year of seconds fits. More is a round_s in the wrong unit, better refused than swapped to disk.
 MOST_ROUNDS = 50_000_000
@@ -90,12 +91,10 @@ def read_trace(
 def read_content(path: Path) -> bytes:
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise InputError(f"a trace is a .csv or a .parquet file; got {path}.")
-    if not path.is_file():
-        raise InputError(f"there is no trace at {path}.")
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error}.") from error
+        return read_file(path)
+    except FileNotFoundError:
+        raise InputError(f"there is no trace at {path}.") from None
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,15 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everfed.errors import InputError, unknown
+from everfed.errors import InputError, first_line, unknown
+from everfed.files import RAISE, check_parquet
+from everfed.machine import check_memory
 
 # Watts or joules in one of each unit.
 POWER = {"W": 1.0, "mW": 1e-3, "uW": 1e-6, "kW": 1e3}
@@ -29,6 +32,8 @@ _TIME_NAMES = ("timestamp", "time", "datetime", "date", "epoch", "unixtime")
 _UNIX = ("epoch", "unixtime")
 _SECONDS = ("seconds", "second", "secs")
 _UTC = ("utc", "gmt")
+# Bytes that a row takes as two texts and as a date. No time and no number needs longer texts.
+_ROW, _LONGEST = 200, 1000
 _BRACKETS = re.compile(r"(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]")
 
 
@@ -43,7 +48,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Two columns of a file as they are written; lines[i] is how a message names row i."""
+    """Two columns of a file as they are written; a message names row i as 'line 7', where lines[i] is 7."""
 
     path: Path
     what: str
@@ -53,10 +58,11 @@ class Rows:
     unix: bool  # whether its name says that times are counted from 1970
     times: Sequence[Any]
     values: Sequence[Any]
-    lines: Sequence[str]
+    lines: Sequence[int]
+    line: str = "line"
 
     def error(self, row: int, said: str) -> InputError:
-        return InputError(f"{self.path}, {self.lines[row]}: {said}")
+        return InputError(f"{self.path}, {self.line} {self.lines[row]}: {said}")
 
 
 def read_rows(path: Path, content: bytes, columns: Columns) -> Rows:
@@ -82,15 +88,11 @@ def shown(value: Any) -> str:
 
 
 def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
+    _check_rows(path, max(content.count(b"\n"), content.count(b"\r")))
+    times, values, lines = [], [], array("q")
     try:
-        # Spreadsheets put a byte order mark in front of the first name.
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} cannot be read as CSV: {error}.") from error
-    separator = _separator(text)
-    times, values, lines = [], [], []
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    try:
+        separator = _separator(_text(content))
+        reader = csv.reader(_text(content), delimiter=separator)
         names: list[str] = []
         for row in reader:
             if not any(field.strip() for field in row) or row[0].lstrip().startswith("#"):
@@ -104,8 +106,8 @@ def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
                 raise InputError(f"{path}, line {reader.line_num}: {len(row)} fields, but {len(names)} columns.")
             times.append(row[time_at].strip())
             values.append(row[value_at].strip())
-            lines.append(f"line {reader.line_num}")
-    except csv.Error as error:
+            lines.append(reader.line_num)
+    except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as CSV: {error}.") from error
     if not names:
         raise InputError(f"{path} has no header line; a trace needs a column of times and one of power.")
@@ -113,10 +115,19 @@ def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
     return rows if separator == "," else _with_points(rows)
 
 
-def _separator(text: str) -> str:
+def _text(content: bytes) -> Iterable[str]:
+    """Line by line; spreadsheets put a byte order mark in front of the first name."""
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+
+
+def _separator(lines: Iterable[str]) -> str:
     """What the first line that is no comment is separated by."""
-    header = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    header = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     return next((mark for mark in (";", "\t") if mark in header), ",")
+
+
+def _check_rows(path: Path, rows: int) -> None:
+    check_memory(f"reading the {rows:,} rows of {path}", rows * _ROW, RAISE, part=0.5)
 
 
 def _with_points(rows: Rows) -> Rows:
@@ -141,11 +152,20 @@ def _read_parquet(path: Path, content: bytes, columns: Columns) -> Rows:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(pa.BufferReader(content))
-        when, what, unit, time_unit, utc = _choose(path, file.schema_arrow.names, columns)
+        schema = pq.ParquetFile(pa.BufferReader(content)).schema_arrow
+        # A text that is repeated a billion times is stored once, and stays so until its length is known.
+        texts = [field.name for field in schema if _is_text(field.type)]
+        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=texts)
+        _check_rows(path, file.metadata.num_rows)
+        when, what, unit, time_unit, utc = _choose(path, schema.names, columns)
+        for name in (when, what):
+            if pa.types.is_nested(schema.field(name).type):
+                raise InputError(f"{path}: the column '{name}' holds {schema.field(name).type}; give one value a row.")
+        check_parquet(path, file, [when, what])
         table = file.read(columns=[when, what])
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {error}.") from error
+        table = pa.table({name: _in_full(path, name, table[name]) for name in dict.fromkeys((when, what))})
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} cannot be read as Parquet: {first_line(error)}.") from error
     times = table[when]
     if pa.types.is_date(times.type):
         times = times.cast(pa.timestamp("us"))
@@ -153,8 +173,32 @@ def _read_parquet(path: Path, content: bytes, columns: Columns) -> Rows:
         # Instants are kept in UTC: in another zone, subtraction would follow its clock through summer time.
         times = times.cast(pa.timestamp("us", "UTC" if times.type.tz else None), safe=False)
     values = table[what].to_pylist()
-    lines = [f"row {row}" for row in range(1, len(values) + 1)]
-    return Rows(path, what, unit, time_unit, utc, _base(when) in _UNIX, times.to_pylist(), values, lines)
+    lines = range(1, len(values) + 1)
+    return Rows(path, what, unit, time_unit, utc, _base(when) in _UNIX, times.to_pylist(), values, lines, "row")
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return any(
+        is_one(kind) for is_one in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    )
+
+
+def _in_full(path: Path, name: str, column: Any) -> Any:
+    """A column whose values are written out, after a look at how long they are."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return column
+    for chunk in column.chunks if _is_text(column.type.value_type) else ():
+        longest = pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0
+        if longest > _LONGEST:
+            raise InputError(
+                f"{path}: the column '{name}' has a text of {longest:,} bytes, which is no time or number."
+            )
+    return column.cast(column.type.value_type)
 
 
 def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, str, str, str | None, bool]:

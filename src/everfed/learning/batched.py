@@ -20,7 +20,7 @@ from everfed.learning.gradients import adjusted
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
 from everfed.learning.rows import ClientRows
-from everfed.learning.task import Check, PlainTrained, Task, Trained, budget
+from everfed.learning.task import DRAW_BYTES, Check, PlainTrained, Task, Trained, budget
 
 # Matrices of one row per client that live at once besides the optimiser's state: parameters,
 # gradients, the parts they are concatenated from, and the optimiser's temporaries.
@@ -161,4 +161,7 @@ def _trial(task: Task) -> tuple[int, bool]:
     state_bytes = sum(t.numel() * t.element_size() for t in state.values())
     # The backward pass holds gradients of activations while the saved ones are still there.
     size = 4 * task.layout.size * _WORKING_COPIES + state_bytes + 2 * sum(saved.values())
+    # Few draws are left out: chunks decide the last bits of sums, and stay what they were for earlier runs.
+    draws = DRAW_BYTES * task.local_steps * task.batch_size
+    size += draws if draws > 1 << 20 else 0
     return size, dropout.calls > 0

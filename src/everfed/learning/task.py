@@ -67,6 +67,8 @@ def in_words(part: float | None) -> str:
 _PART_OF_FREE = 0.5
 CPU_CEILING = 2 << 30
 _LEAST = 64 << 20
+# For the drawing of one sample: random words, twice, and its number.
+DRAW_BYTES = 24
 
 
 def budget(task: Task) -> int:
@@ -77,11 +79,16 @@ def budget(task: Task) -> int:
 def free_budget(device: torch.device) -> int:
     """The budget without a word from the user."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _PART_OF_FREE)
+        return int(free_on(device) * _PART_OF_FREE)
     room = CPU_CEILING
     while room > max(free_memory() * _PART_OF_FREE, _LEAST):
         room //= 2
     return room
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes of memory that are free on a device."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]

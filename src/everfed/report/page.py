@@ -22,7 +22,8 @@ _SCRIPTS = ("dom.js", "axes.js", "linechart.js", "bars.js", "raster.js", "tables
 def page(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
     """Write the page and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(page_data(runs, title)), encoding="utf-8")
+    # Bytes of a name or a title that are no text: as escapes, which JSON reads.
+    path.write_text(render(page_data(runs, title)), encoding="utf-8", errors="backslashreplace")
     return path
 
 

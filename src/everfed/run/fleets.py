@@ -13,7 +13,7 @@ from everfed import registry
 from everfed.arrays import Ints
 from everfed.checks import check_count
 from everfed.energy.arrivals import ARRIVALS
-from everfed.energy.fleet import Fleet
+from everfed.energy.fleet import Fleet, check_clients
 from everfed.energy.physical import DeviceFleet, Encoding
 from everfed.energy.random_arrivals import Markov
 from everfed.errors import InputError
@@ -59,6 +59,7 @@ class CycleFleet:
                 "cycles has no energies in joules; use a fleet of devices, or compression 'qsgd' and its bits."
             )
         check_count("clients", self.clients)
+        check_clients(self.clients)
         if len(self.cycles) == 0:
             raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
         if len(self.cycles) > self.clients:

@@ -25,6 +25,7 @@ from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
 from everfed.learning.task import Starts, Task, Trainer
 from everfed.random import Purpose, derive
+from everfed.run import memory
 from everfed.run.experiment import Experiment
 from everfed.run.live import refuse_absent
 from everfed.scheduling.plan import Schedule, check_horizon
@@ -50,14 +51,18 @@ class Setup:
                 f"the data have {len(self.data)} clients and the fleet {len(self.fleet)}; they must be the same."
             )
         _warn_of_small_clients(self.data, experiment.batch_size)
+        memory.check_samples(self.data, self.device)
         self.loss = experiment.loss or (F.cross_entropy if self.data.classes else F.mse_loss)
-        self.module = _instance(experiment.model, self.data, experiment.seeds.init).to(self.device)
+        self.module = _instance(experiment.model, self.data, experiment.seeds.init, self.device).to(self.device)
         models.check(self.module)
         self.samples = on_device(self.data, self.device)
-        models.check_fits(self.module, self.samples.inputs(2), self.data.classes)
+        with memory.largest_output(self.module) as numbers:
+            models.check_fits(self.module, self.samples.inputs(2), self.data.classes)
         if self.loss is F.mse_loss:
             models.check_targets(self.module, self.samples.inputs(2), self.samples.targets(2))
         self.layout = Layout(self.module)
+        shape = self.data.input_shape()
+        memory.check_training(experiment, self.layout.size, shape, numbers[0] // 2, self.device)
 
     def server(self, on_divergence: str = "stop") -> Server:
         e = self.experiment
@@ -122,7 +127,10 @@ def resolve_device(name: str | torch.device) -> torch.device:
 
 
 def _instance(
-    model: models.Model | nn.Module | Callable[[], nn.Module] | str, data: FederatedData | OnDemand, seed: int
+    model: models.Model | nn.Module | Callable[[], nn.Module] | str,
+    data: FederatedData | OnDemand,
+    seed: int,
+    device: torch.device,
 ) -> nn.Module:
     """The initial model: a copy of the user's, or a new one initialised with the seed."""
     if isinstance(model, nn.Module):
@@ -135,6 +143,7 @@ def _instance(
                     "the built-in models are for classification; for float targets give a torch.nn.Module."
                 )
             kind = models.MODELS[model]() if isinstance(model, str) else model
+            memory.check_model(kind, data.input_shape(), data.classes, device)
             return kind.build(data.input_shape(), data.classes)
         if not callable(model):
             raise InputError(f"the model is {model!r}; give a module, a function that returns one, or a name.")

@@ -12,7 +12,8 @@ from torch import Tensor
 from everfed.arrays import Bools, Floats, Ints
 from everfed.errors import InputError
 from everfed.learning.rows import ClientRows
-from everfed.machine import free_memory
+from everfed.learning.task import free_on
+from everfed.machine import readable
 
 
 class Vectors:
@@ -31,7 +32,7 @@ class Vectors:
 
     def explain(self, what: str) -> str:
         where = f"on {self.device.type}" if self.place == "device" else "on disk"
-        return f"{what} of every client that has taken part: up to {_readable(self.bytes())} {where}"
+        return f"{what} of every client that has taken part: up to {readable(self.bytes())} {where}"
 
     def read(self, clients: Ints) -> Tensor:
         return self.rows.gather(clients)["vector"]
@@ -52,19 +53,12 @@ class Vectors:
 
 
 def _check_room(wanted: int, device: torch.device) -> None:
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = free_on(device)
     if wanted > free:
         raise InputError(
-            f"the server rule keeps a vector per client, {_readable(wanted)} in total, but {_readable(free)} are free "
+            f"the server rule keeps a vector per client, {readable(wanted)} in total, but {readable(free)} are free "
             f"on {device.type}; keep them on disk with place='disk'."
         )
-
-
-def _readable(size: int) -> str:
-    for unit, width in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= width:
-            return f"{size / width:.3g} {unit}"
-    return f"{size} B"
 
 
 def as_row(values: Floats, like: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import multiprocessing
 import os
 import queue
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 
-from everfed.errors import EverfedWarning, InputError
+from everfed.errors import EverfedWarning, InputError, warn
 from everfed.machine import cores
 from everfed.methods import METHODS, as_method
 from everfed.run import config, live
@@ -36,6 +37,8 @@ from everfed.scheduling.policies import Energy
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked
+
+_MANY_RUNS, _MOST_RUNS = 1000, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,11 @@ def _check_grid(grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None
         raise InputError(f"seeds are not part of the grid: write --seeds {values} instead of --grid seed={values}.")
     if double := [seed for seed, count in Counter(seeds).items() if count > 1]:
         raise InputError(f"seed {double[0]} is given {seeds.count(double[0])} times; give each seed once.")
+    runs = len(seeds) * math.prod(map(len, grid.values()))
+    if runs > _MOST_RUNS:
+        raise InputError(f"the grid and the seeds make {runs:,} runs; split them into sweeps of up to {_MOST_RUNS:,}.")
+    if runs > _MANY_RUNS:
+        warn(f"planning {runs:,} runs, which takes a while.", 3)
     for i, key in enumerate(grid):
         if not grid[key]:
             raise InputError(f"the grid has no value for '{key}'; give at least one.")
