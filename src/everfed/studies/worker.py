@@ -83,8 +83,9 @@ def serve(pipe: Connection, threads: int) -> None:
             tell_under_way(False)
             if not stop():
                 say("ready")
-    if asked:
-        raise SystemExit(128 + asked[0])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(128 + asked[0] if asked else 0)  # all is saved and said, and to take Python down would take a second
 
 
 def _received(pipe: Connection) -> bytes:
