@@ -26,6 +26,7 @@ SWEEP = [
     "compare", "digits-quick", "--clients", "8", "--device", "cpu", "--methods", "algorithm1,greedy", "--seeds", "2",
     "--jobs", "2", "--checkpoint-every", "0.2",
 ]  # fmt: skip
+RUN = ["run", "digits-quick", "--rounds", "100000", "--clients", "8", "--device", "cpu", "--checkpoint-every", "0.2"]
 PATIENCE_S = 90  # a round takes milliseconds; the machine may be busy
 GENTLE = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -87,7 +88,7 @@ def wait_for_rounds(process: subprocess.Popen, folder: Path) -> None:
     """Until a run is under way, or all is over."""
 
     def under_way() -> bool:
-        return any(is_running(run) and (run / "records.arrow").exists() for run in find_runs(folder))
+        return any(is_running(run) and checkpoints(run) for run in find_runs(folder))
 
     until(lambda: process.poll() is not None or under_way())
 
@@ -188,8 +189,7 @@ def test_signalled_at_random_moments_a_sweep_loses_nothing_leaves_nothing_and_en
 
 @pytest.mark.parametrize("number", GENTLE)
 def test_one_process_saves_its_round_and_says_how_it_ended(tmp_path, number):
-    command = ["run", "digits-quick", "--rounds", "100000", "--clients", "8", "--device", "cpu", "--out", str(tmp_path)]
-    process = everfed(*command)
+    process = everfed(*RUN, "--out", str(tmp_path))
     wait_for_rounds(process, tmp_path)
     process.send_signal(number)
     out = ended(process)
@@ -203,8 +203,8 @@ def test_one_process_saves_its_round_and_says_how_it_ended(tmp_path, number):
 def test_ignored_signals_stay_ignored(tmp_path):
     """As below nohup."""
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from everfed.cli import main; main()"
-    command = ["run", "digits-quick", "--rounds", "100000", "--clients", "8", "--device", "cpu", "--out", str(tmp_path)]
-    process = subprocess.Popen([sys.executable, "-c", code, *command], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, *RUN, "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_for_rounds(process, tmp_path)
     process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
