@@ -58,7 +58,8 @@ def run(
 ) -> None:
     """Train one model with one method.
 
-    The run is stored in a folder. If it is interrupted, the same command resumes it and ends with the same model.
+    The run is stored in a folder. If it is interrupted (Ctrl-C saves it first), the same command resumes it and ends
+    with the same model.
     [bold]everfed plan[/bold] shows beforehand which clients train when, and [bold]everfed audit[/bold] whether the
     schedule is biased. --explain only prints how the model would be trained on this machine.
 

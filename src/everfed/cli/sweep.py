@@ -86,7 +86,8 @@ def sweep_command(
 ) -> None:
     """Run a grid of settings over seeds, and summarise it.
 
-    If restarted, it skips finished runs and resumes interrupted ones; a larger grid adds runs to the folder.
+    Ctrl-C saves and prints the command that resumes. If restarted, it skips finished runs and resumes interrupted ones;
+    a larger grid adds runs to the folder.
 
     Example: everfed sweep digits --seeds 0:5 --grid client.lr=0.05,0.2 --grid policy=algorithm1,greedy
     """
