@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import everfed as ef
-from everfed.store import open_run
+from everfed.store import find_runs, open_run
 from everfed.store.checkpoint import checkpoints
-from everfed.store.folder import find_runs, is_running
+from everfed.store.lock import is_running
 from everfed.studies.processes import Crew
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
