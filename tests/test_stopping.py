@@ -75,6 +75,12 @@ def until(true, seconds: float = PATIENCE_S) -> None:
         time.sleep(0.02)
 
 
+def wait_for_python(process: subprocess.Popen) -> None:
+    """Until the command's own code runs; before that, Python itself answers signals, with a traceback."""
+    started = psutil.Process(process.pid)
+    until(lambda: process.poll() is not None or started.cpu_times().user > 0.4)
+
+
 def reached(folder: Path) -> dict[str, int]:
     """The round from which each run would go on."""
     out = {}
@@ -112,7 +118,7 @@ def assert_same_runs(a: Path, b: Path) -> None:
         assert (one.path / model).read_bytes() == (other.path / model).read_bytes()
 
 
-# (moment, whom, signal): "start" is any moment after the command was given, "rounds" any after a run is under way.
+# (moment, whom, signal): "start" is any moment after Python has started, "rounds" any after a run is under way.
 FEW = [
     ("rounds", "child", signal.SIGKILL),
     ("rounds", "group", signal.SIGTERM),
@@ -148,9 +154,9 @@ def test_signalled_at_random_moments_a_sweep_loses_nothing_leaves_nothing_and_en
     for moment, whom, number in moments:
         if process is None:
             process = everfed(*command, "--out", str(cut))
-            started = time.monotonic()
         if moment == "start":
-            time.sleep(max(0.0, started + chance.uniform(0.0, 6.0) - time.monotonic()))
+            wait_for_python(process)
+            time.sleep(chance.uniform(0.0, 6.0))
         else:
             wait_for_rounds(process, cut)
             time.sleep(chance.uniform(0.0, 0.5))

@@ -4,7 +4,7 @@ import atexit
 import signal
 
 from everfed.cli.stopping import leave
-from everfed.studies.worker import heeding
+from everfed.studies.signals import heeding
 
 
 def main() -> None:

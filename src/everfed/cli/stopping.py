@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from everfed.studies.worker import heeding
+from everfed.studies.signals import heeding
 
 if TYPE_CHECKING:
     from everfed.cli.screen import TextScreen

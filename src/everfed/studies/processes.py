@@ -17,7 +17,8 @@ from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from everfed.errors import InputError
-from everfed.studies.worker import SIGNALS, serve
+from everfed.studies.signals import SIGNALS
+from everfed.studies.worker import serve
 
 # Spawned, not forked: a forked child of a process that has used torch's threads can hang.
 _CONTEXT = multiprocessing.get_context("spawn")

@@ -14,31 +14,13 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
 from everfed.errors import EverfedWarning, InputError, first_line
+from everfed.studies.signals import SIGNALS, heeding
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _PR_SET_PDEATHSIG = 1
-
-
-@contextmanager
-def heeding(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Signals go to a handler, but for those that are ignored, as SIGHUP is below nohup."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    heeded = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
-    if threading.current_thread() is not threading.main_thread():  # no other can change handlers
-        heeded = {}
-    for number in heeded:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, was in heeded.items():
-            signal.signal(number, was)
 
 
 def serve(pipe: Connection, threads: int) -> None:
