@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -133,8 +132,6 @@ def sweep(
             raise InputError(f"the values of '{key}' are {values!r}; they must be a list, as in [{values!r}].")
     tried = {key: values.tolist() if isinstance(values, np.ndarray) else values for key, values in grid.items()}
     runs = plan_runs(experiment, tried, [int(seed) for seed in numbers], Path(out) / "runs")
-    if jobs > 1:
-        _check_picklable(runs[0].experiment)
     stored = run_all(runs, jobs=jobs, on_divergence=on_divergence, on_progress=on_progress)
     return conclude(runs, stored, Path(out), time.perf_counter() - began)
 
@@ -164,17 +161,6 @@ def compare(
         experiment, {"method": methods}, seeds=seeds, out=out, jobs=jobs, on_divergence=on_divergence,
         on_progress=on_progress,
     )  # fmt: skip
-
-
-def _check_picklable(experiment: Experiment) -> None:
-    """Runs in processes of their own are sent there, live objects included."""
-    try:
-        pickle.dumps(experiment)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"jobs is above 1, and an object of the experiment cannot be sent to another process ({error}); define it "
-            "at the top level of a module, or leave jobs at 1."
-        ) from error
 
 
 def _experiment(

@@ -1,5 +1,24 @@
 """The `everfed` command."""
 
-from everfed.cli.app import main
+import atexit
+import signal
 
-__all__ = ["main"]
+from everfed.cli.stopping import leave
+from everfed.studies.signals import heeding
+
+
+def main() -> None:
+    """The entry point; signals are heeded before PyTorch is imported."""
+    try:
+        with heeding(leave):
+            from everfed.cli.app import main as command
+
+            command()
+    finally:
+        atexit.register(_end_quietly)
+
+
+def _end_quietly() -> None:
+    """While Python shuts down, Ctrl-C ends it without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -54,7 +54,7 @@ def root(
 
 
 def main() -> None:
-    """The entry point. Bad input prints one sentence to standard error and exits with code 2."""
+    """The command. Bad input prints one sentence to standard error and exits with code 2."""
     debug = "--debug" in sys.argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -71,9 +71,6 @@ def main() -> None:
             raise
         print(f"everfed: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("everfed: stopped.", file=sys.stderr)
-        raise SystemExit(130) from None
     except BrokenPipeError:  # `everfed plan | head`
         sys.stderr.close()
         raise SystemExit(0) from None

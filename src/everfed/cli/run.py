@@ -11,7 +11,8 @@ from rich.table import Table
 
 from everfed.cli import options as o
 from everfed.cli.engine import maker
-from everfed.cli.screen import Screen, Stop, watched
+from everfed.cli.screen import Screen, watched
+from everfed.cli.stopping import Stop
 from everfed.report.lines import evaluated_on
 from everfed.report.notes import silence
 from everfed.run import config
@@ -58,7 +59,8 @@ def run(
 ) -> None:
     """Train one model with one method.
 
-    The run is stored in a folder. If it is interrupted, the same command resumes it and ends with the same model.
+    The run is stored in a folder. If it is interrupted (Ctrl-C saves it first), the same command resumes it and ends
+    with the same model.
     [bold]everfed plan[/bold] shows beforehand which clients train when, and [bold]everfed audit[/bold] whether the
     schedule is biased. --explain only prints how the model would be trained on this machine.
 
@@ -72,6 +74,12 @@ def run(
         return
     folder = out or Path("everfed-out/runs") / folder_name(experiment)
     began = time.perf_counter()
+
+    def on_start(run: Run) -> None:
+        for what in run.server.rule.explain():  # before the first round, since it may not fit
+            screen.note(f"the server keeps {what}.")
+        stop.under_way(True)
+
     with maker(place, workers, client_state, on_divergence) as make, Stop(screen) as stop:
         rounds = stored_rounds(
             experiment,
@@ -81,13 +89,13 @@ def run(
             mixed_versions=mixed_versions,
             stop=stop,
             make=make,
-            on_start=lambda run: _say_what_is_kept(run, screen),
+            on_start=on_start,
         )
         followed = tracked(rounds, track or [], experiment, folder)
         done = sum(1 for _ in watched(followed, experiment.rounds, screen))
     stored = open_run(folder)
     if stored.state != "done":
-        screen.stopped(f"stopped after round {len(stored.rounds)} of {experiment.rounds}; resume with:")
+        stop.exit(f"stopped after round {len(stored.rounds)} of {experiment.rounds}; resume with:")
     if done == 0:
         screen.note(
             f"this run is already done, in {folder}; choose another folder with --out, or delete it, to run it again."
@@ -100,12 +108,6 @@ def run(
         screen.json(_result(stored, seconds))
     else:
         screen.out.print(_table(stored, seconds))
-
-
-def _say_what_is_kept(run: Run, screen: Screen) -> None:
-    """Print it before the first round, since it may not fit."""
-    for what in run.server.rule.explain():
-        screen.note(f"the server keeps {what}.")
 
 
 def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -92,12 +90,6 @@ class TextScreen:
     def note(self, text: str) -> None:
         self.err.print(f"note: {text}", style="yellow")
 
-    def stopped(self, said: str) -> NoReturn:
-        """After Ctrl-C: print how to resume."""
-        self.err.print(said)
-        self.err.print(f"  everfed {shlex.join(sys.argv[1:])}")
-        raise typer.Exit(130)
-
 
 class Screen(TextScreen):
     """A screen for commands that can also print JSON."""
@@ -132,30 +124,6 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
     low, high = min(shown), max(shown)
     span = (high - low) or 1.0
     return "".join(_BARS[min(7, int(8 * (v - low) / span))] for v in shown)
-
-
-class Stop:
-    """Ctrl-C requests a stop after the current round; a second one exits immediately."""
-
-    def __init__(self, screen: TextScreen) -> None:
-        self.screen, self.asked = screen, False
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def __enter__(self) -> Stop:
-        self.before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        self.screen.note("stopping after this round and saving; press Ctrl-C again to exit immediately.")
 
 
 def watched(records: Iterator[RoundRecord], total: int, screen: TextScreen) -> Iterator[RoundRecord]:

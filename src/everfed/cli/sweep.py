@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from everfed.cli import options as o
-from everfed.cli.screen import Screen, Stop
+from everfed.cli.screen import Screen
+from everfed.cli.stopping import Stop
 from everfed.cli.tune import TUNE_SEEDS, carried_out, trial_table, tuned
 from everfed.errors import InputError, some
 from everfed.report.conclusion import conclude, of_grid
@@ -85,7 +86,8 @@ def sweep_command(
 ) -> None:
     """Run a grid of settings over seeds, and summarise it.
 
-    If restarted, it skips finished runs and resumes interrupted ones; a larger grid adds runs to the folder.
+    Ctrl-C saves and prints the command that resumes. If restarted, it skips finished runs and resumes interrupted ones;
+    a larger grid adds runs to the folder.
 
     Example: everfed sweep digits --seeds 0:5 --grid client.lr=0.05,0.2 --grid policy=algorithm1,greedy
     """
@@ -135,7 +137,7 @@ def _sweep(
         stored = carried_out(screen, work, runs, stop, **options)
     if stop():
         done = sum(run.state == "done" for run in stored)
-        screen.stopped(f"stopped; {done} of {len(runs)} runs are done. Resume with:")
+        stop.exit(f"stopped; {done} of {len(runs)} runs are done. Resume with:")
     _conclude(screen, runs, stored, out, began)
 
 
@@ -143,7 +145,7 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     """Print the summary of a finished sweep, and write its report and figure."""
     seconds = time.perf_counter() - began
     made = conclude(runs, stored, out, seconds)
-    failed = [run for run in stored if run.state != "done"]
+    failed = len(runs) - sum(run.state == "done" for run in stored)
     if screen.as_json:
         screen.json({**made.to_dict(), "seconds": seconds})
     else:
@@ -155,5 +157,5 @@ def _conclude(screen: Screen, runs: list[sweep.Planned], stored: list[StoredRun]
     for note in made.notes:
         screen.note(note)
     if failed:
-        screen.err.print(f"{len(failed)} of {len(runs)} runs did not finish: see the notes above.")
+        screen.err.print(f"{failed} of {len(runs)} runs did not finish: see the notes above.")
         raise typer.Exit(1)

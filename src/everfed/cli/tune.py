@@ -11,7 +11,8 @@ from rich.table import Table
 
 from everfed.cli import options as o
 from everfed.cli.engine import executor
-from everfed.cli.screen import Screen, Stop, many_runs
+from everfed.cli.screen import Screen, many_runs
+from everfed.cli.stopping import Stop
 from everfed.errors import counted
 from everfed.report.lines import show
 from everfed.store import StoredRun
@@ -87,7 +88,7 @@ def tuned(
         done += len(runs)
         carried_out(screen, work, runs, stop)
         if stop():
-            screen.stopped("stopped; resume with:")
+            stop.exit("stopped; resume with:")
 
     with Stop(screen) as stop:
         found = tune(raw, axes or None, methods=methods, seeds=seeds, out=out, run=run, **limits)
@@ -103,7 +104,7 @@ def carried_out(
     with executor(work, runs[0].experiment) as spread, many_runs(runs, screen) as progress:
         return sweep.run_all(
             runs, jobs=work.jobs or None, checkpoint_s=work.checkpoint_every, on_progress=progress, stop=stop,
-            executor=spread, **options,
+            under_way=stop.under_way, executor=spread, **options,
         )  # fmt: skip
 
 

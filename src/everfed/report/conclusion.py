@@ -54,7 +54,8 @@ class Conclusion:
 
 def conclude(planned: Sequence[Planned], runs: Sequence[StoredRun], out: Path, seconds: float) -> Conclusion:
     """Summarise a sweep's runs, and write its summary, page and figure."""
-    labelled = [(run.label, result) for run, result in zip(planned, runs, strict=True)]
+    labels = {run.folder: run.label for run in planned}
+    labelled = [(labels[run.path], run) for run in runs]  # one that was lost before it began has no folder
     summary = with_measures(summarize(labelled), labelled)
     reference = reference_of(list(summary))
     by_label = {label: [run for name, run in labelled if name == label] for label, _ in labelled}

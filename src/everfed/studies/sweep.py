@@ -9,24 +9,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import multiprocessing
-import os
-import queue
 import re
-import signal
-import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from everfed.errors import EverfedWarning, InputError, warn
+from everfed.errors import InputError, warn
 from everfed.machine import cores
 from everfed.methods import METHODS, as_method
 from everfed.run import config, live
@@ -37,6 +28,7 @@ from everfed.scheduling.policies import Energy
 from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked
+from everfed.studies.processes import Crew
 
 _MANY_RUNS, _MOST_RUNS = 1000, 1_000_000
 
@@ -53,6 +45,10 @@ class Planned:
     def label(self) -> str:
         return ", ".join(str(v) if k in ("method", "policy") else f"{k}={v}" for k, v in self.settings.items()) or "run"
 
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.experiment.seed}"
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -66,6 +62,7 @@ class Progress:
 
 Tell = Callable[[Progress], None]
 Asked = Callable[[], bool]  # whether to stop
+UnderWay = Callable[[bool], None]  # hears whether rounds are under way, which a stop would finish and save
 # Executes runs, each with `execute` and these options; decides where, and how many in parallel.
 Executor = Callable[[Sequence[Planned], dict[str, Any], Tell, Asked], None]
 
@@ -164,7 +161,7 @@ def _check_distinct(runs: Sequence[Planned]) -> None:
     for run in runs:
         twin = first.setdefault(config.to_toml(run.experiment.same_run()), run)
         if twin is not run:
-            a, b = (f"'{one.label}, seed {one.experiment.seed}'" for one in (twin, run))
+            a, b = (f"'{one.name}'" for one in (twin, run))
             if twin.experiment.seed != run.experiment.seed:
                 pinned = ", ".join(f"{kind}_seed" for kind in Seeds._fields)
                 raise InputError(
@@ -194,18 +191,22 @@ def run_all(
     trackers: Sequence[str] = (),
     on_progress: Tell = lambda progress: None,
     stop: Asked = lambda: False,
+    under_way: UnderWay = lambda rounds: None,
     executor: Executor | None = None,
     make: Callable[[Experiment], Run] | None = None,
 ) -> list[StoredRun]:
     """Do what is still to do; returns all runs as stored, in the order given.
 
     On a CPU one process per core; on a GPU one run after the other, unless `jobs` says how many share
-    it, or an `executor` has them done elsewhere. A run that fails (it diverges) does not end the
-    others. Once `stop` says so, every run saves its state after its round. make: sets each run up in another
+    it, or an `executor` has them done elsewhere. A run that fails (it diverges, or its process is lost twice) does not
+    end the others. Once `stop` says so, every run saves its state after its round. make: sets each run up in another
     way than `start`, as for `stored_rounds`; with processes it must be a function that can be imported.
     """
     options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers), "make": make}
-    (executor or _Here(jobs))(runs, options, on_progress, stop)
+    if executor:
+        under_way(True)
+    (executor or _Here(jobs, under_way))(runs, options, on_progress, stop)
+    under_way(False)
     return [_opened(run) for run in runs if (run.folder / "experiment.toml").exists()]
 
 
@@ -220,16 +221,37 @@ class _Here:
     """On this machine: one after the other, or in processes side by side."""
 
     jobs: int | None
+    under_way: UnderWay
 
     def __call__(self, runs: Sequence[Planned], options: dict[str, Any], on_progress: Tell, stop: Asked) -> None:
         on_gpu = resolve_device(runs[0].experiment.device).type == "cuda"
         workers = min(self.jobs or (1 if on_gpu else cores()), len(runs))
         if workers > 1:
-            _in_processes(runs, workers, options, on_progress, stop)
+            self.under_way(True)
+            self._in_processes(runs, workers, options, on_progress, stop)
             return
         for i, run in enumerate(runs):
             if not stop():
-                execute(i, run, options, on_progress, stop)
+                execute(i, run, options, on_progress, stop, self.under_way)
+                self.under_way(False)
+
+    def _in_processes(
+        self, runs: Sequence[Planned], workers: int, options: dict[str, Any], on_progress: Tell, stop: Asked
+    ) -> None:
+        reached = [0] * len(runs)
+
+        def tell(progress: Progress) -> None:
+            reached[progress.run] = progress.round
+            on_progress(progress)
+
+        def on_loss(i: int, how: str, again: bool) -> None:
+            then = "resuming it from its last checkpoint" if again else "the same command resumes it"
+            note = f"{runs[i].name}: its process was lost{' again' * (not again)} ({how}); {then}."
+            on_progress(Progress(i, reached[i], note=note))
+
+        tasks = [(i, run, options) for i, run in enumerate(runs)]
+        threads = max(1, cores() // workers)
+        Crew(execute, tasks, longest_first(runs), workers, threads, tell, on_loss, stop).run()
 
 
 def longest_first(runs: Sequence[Planned]) -> list[int]:
@@ -237,84 +259,29 @@ def longest_first(runs: Sequence[Planned]) -> list[int]:
     return sorted(range(len(runs)), key=lambda i: runs[i].experiment.policy.energy is Energy.OBEYED)
 
 
-def execute(index: int, run: Planned, options: dict[str, Any], tell: Tell, stop: Asked) -> None:
+def execute(
+    index: int,
+    run: Planned,
+    options: dict[str, Any],
+    tell: Tell,
+    stop: Asked,
+    under_way: UnderWay = lambda rounds: None,
+) -> None:
     """One run, in its folder; `tell` hears of every round."""
     accuracy = None
     trackers = options["trackers"]
     storing = {key: value for key, value in options.items() if key != "trackers"}
     try:
-        rounds = stored_rounds(run.experiment, run.folder, stop=stop, **storing)
+        rounds = stored_rounds(run.experiment, run.folder, stop=stop, on_start=lambda made: under_way(True), **storing)
         for record in tracked(rounds, trackers, run.experiment, run.folder):
             if record.metrics:
                 accuracy = record.metrics.accuracy
             tell(Progress(index, record.round + 1, accuracy))
     except InputError:
         raise
-    except RuntimeError as error:  # it diverged, or its folder cannot be written: the others go on
-        tell(Progress(index, run.experiment.rounds, accuracy, note=f"{run.label}, seed {run.experiment.seed}: {error}"))
+    except (RuntimeError, MemoryError) as error:  # it diverged, or its folder cannot be written: the others go on
+        tell(Progress(index, run.experiment.rounds, accuracy, note=f"{run.name}: {error}"))
         return
     if not stop():
         final = open_run(run.folder).final
         tell(Progress(index, run.experiment.rounds, final.accuracy if final else None))
-
-
-def _in_processes(
-    runs: Sequence[Planned], workers: int, options: dict[str, Any], on_progress: Tell, stop: Asked
-) -> None:
-    # Spawned, not forked: a forked child of a process that has used torch's threads can hang.
-    context = multiprocessing.get_context("spawn")
-    inbox: Any = context.Queue()
-    stopping = context.Event()
-    threads = max(1, cores() // workers)
-    with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start_worker, initargs=(inbox, stopping, threads)
-    ) as pool:
-        pending: set[Future[None]] = {pool.submit(_work, i, runs[i], options) for i in longest_first(runs)}
-        try:
-            while pending:
-                done, pending = wait(pending, timeout=0.1)
-                if stop() and not stopping.is_set():
-                    stopping.set()
-                    pool.shutdown(wait=False, cancel_futures=True)
-                _drain(inbox, on_progress)
-                for future in done:
-                    if not future.cancelled():
-                        future.result()  # bad input stops the sweep now, not at its end
-        except BaseException:
-            stopping.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    _drain(inbox, on_progress)  # after the workers have ended, nothing is still on its way
-
-
-def _drain(inbox: Any, on_progress: Tell) -> None:
-    while True:
-        try:
-            on_progress(inbox.get_nowait())
-        except queue.Empty:
-            return
-
-
-_inbox: Any = None  # in a worker process: where progress goes
-_stopping: Any = None  # and the event that ends it
-
-
-def _start_worker(inbox: Any, stopping: Any, threads: int) -> None:
-    global _inbox, _stopping
-    _inbox, _stopping = inbox, stopping
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks the workers to save
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    warnings.simplefilter("ignore", EverfedWarning)  # the parent has said them once
-
-
-def _end_with_parent() -> None:
-    """A sweep that is killed takes its workers with it: they would hold their folders, then wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _work(index: int, run: Planned, options: dict[str, Any]) -> None:
-    execute(index, run, options, _inbox.put, _stopping.is_set)
