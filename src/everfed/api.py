@@ -111,6 +111,7 @@ def sweep(
     out: str | Path,
     jobs: int = 1,
     on_divergence: str = "stop",
+    mixed_versions: bool = False,
     on_progress: Tell = lambda progress: None,
 ) -> Conclusion:
     """Run a grid of settings over seeds and summarise it, like `everfed sweep`.
@@ -132,7 +133,9 @@ def sweep(
             raise InputError(f"the values of '{key}' are {values!r}; they must be a list, as in [{values!r}].")
     tried = {key: values.tolist() if isinstance(values, np.ndarray) else values for key, values in grid.items()}
     runs = plan_runs(experiment, tried, [int(seed) for seed in numbers], Path(out) / "runs")
-    stored = run_all(runs, jobs=jobs, on_divergence=on_divergence, on_progress=on_progress)
+    stored = run_all(
+        runs, jobs=jobs, on_divergence=on_divergence, mixed_versions=mixed_versions, on_progress=on_progress
+    )
     return conclude(runs, stored, Path(out), time.perf_counter() - began)
 
 
@@ -146,6 +149,7 @@ def compare(
     out: str | Path,
     jobs: int = 1,
     on_divergence: str = "stop",
+    mixed_versions: bool = False,
     on_progress: Tell = lambda progress: None,
     **settings: Any,
 ) -> Conclusion:
@@ -159,7 +163,7 @@ def compare(
     experiment = _experiment(model, data, fleet, None, settings)
     return sweep(
         experiment, {"method": methods}, seeds=seeds, out=out, jobs=jobs, on_divergence=on_divergence,
-        on_progress=on_progress,
+        mixed_versions=mixed_versions, on_progress=on_progress,
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def carried_out(
     with executor(work, runs[0].experiment) as spread, many_runs(runs, screen) as progress:
         return sweep.run_all(
             runs, jobs=work.jobs or None, checkpoint_s=work.checkpoint_every, on_progress=progress, stop=stop,
-            under_way=stop.under_way, executor=spread, **options,
+            mixed_versions=work.mixed_versions, under_way=stop.under_way, executor=spread, **options,
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from everfed.run.experiment import Experiment, Seeds, kind_of
 from everfed.run.loop import Run
 from everfed.run.setup import resolve_device
 from everfed.scheduling.policies import Energy
-from everfed.store import StoredRun, open_run, stored_rounds
+from everfed.store import StoredRun, StoreError, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked
 from everfed.studies.processes import Crew
@@ -188,6 +188,7 @@ def run_all(
     jobs: int | None = None,
     checkpoint_s: float = DEFAULT_CHECKPOINT_S,
     on_divergence: str = "stop",
+    mixed_versions: bool = False,
     trackers: Sequence[str] = (),
     on_progress: Tell = lambda progress: None,
     stop: Asked = lambda: False,
@@ -202,17 +203,28 @@ def run_all(
     end the others. Once `stop` says so, every run saves its state after its round. make: sets each run up in another
     way than `start`, as for `stored_rounds`; with processes it must be a function that can be imported.
     """
-    options = {"checkpoint_s": checkpoint_s, "on_divergence": on_divergence, "trackers": tuple(trackers), "make": make}
+    options = {
+        "checkpoint_s": checkpoint_s,
+        "on_divergence": on_divergence,
+        "mixed_versions": mixed_versions,
+        "trackers": tuple(trackers),
+        "make": make,
+    }
     if executor:
         under_way(True)
     (executor or _Here(jobs, under_way))(runs, options, on_progress, stop)
     under_way(False)
-    return [_opened(run) for run in runs if (run.folder / "experiment.toml").exists()]
+    opened = (_opened(run) for run in runs if (run.folder / "experiment.toml").exists())
+    return [run for run in opened if run]
 
 
-def _opened(run: Planned) -> StoredRun:
-    """A run as stored, with the live objects that its folder only names."""
-    stored = open_run(run.folder)
+def _opened(run: Planned) -> StoredRun | None:
+    """A run as stored, with the live objects that its folder only names; None if it cannot be read, which is said."""
+    try:
+        stored = open_run(run.folder)
+    except StoreError as error:
+        warn(f"{error}.")
+        return None
     return replace(stored, experiment=live.restored(stored.experiment, live.objects(run.experiment)))
 
 
