@@ -102,12 +102,12 @@ WRONG = {
     "class numbers and float test labels": (
         lambda: ef.from_arrays([(x, y)], test=(x, y.astype(float))), "labels of different types"),
     "one-hot labels": (lambda: ef.from_arrays([(x, np.eye(2, dtype=int)[y])]), "not one-hot rows"),
-    "a list as a fleet": (lambda: ef.simulate("mlp", [(x, y)] * 2, [1, 1], **SETTINGS), "Fleet.from_cycles"),
+    "a list as a fleet": (lambda: ef.simulate("mlp", [(x, y)] * 2, [1, 1], **SETTINGS), "Or give a Fleet"),
     "an optimiser by a wrong name": (
         lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client="sdg"), "Did you mean 'sgd'"),
     "a rate as an optimiser": (
         lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, rounds=1, client=0.1), "such as SGD"),
-    "no model": (lambda: ef.simulate(None, [(x, y)] * 2, FLEET, **SETTINGS), "give a module"),
+    "no model": (lambda: ef.simulate(None, [(x, y)] * 2, FLEET, **SETTINGS), "Or give a Module"),
     "half an evaluation": (lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, eval_every=2.5, **SETTINGS), "eval_every"),
     "a fraction of a byte": (
         lambda: ef.simulate("mlp", [(x, y)] * 2, FLEET, memory_budget=1e9, **SETTINGS), "memory_budget"),

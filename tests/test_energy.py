@@ -155,7 +155,7 @@ class TestMarkov:
             np.testing.assert_array_equal(Markov(cycles, offsets).harvest(r, 9), stepped[r])
 
     @pytest.mark.parametrize(
-        ("cycle", "spell", "words"), [(5, 0.5, "spell is 0.5; it must be at least 1"), (2, 1.5, "2 rounds at")]
+        ("cycle", "spell", "words"), [(5, 0.5, "spell is 0.5; it must be from 1"), (2, 1.5, "2 rounds at")]
     )
     def test_spells_shorter_than_chance_makes_them_are_refused(self, cycle, spell, words):
         with pytest.raises(InputError, match=words):

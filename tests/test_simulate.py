@@ -629,15 +629,15 @@ BAD_SETTINGS = [
     ({"seed": 0.5}, ("seed is 0.5", "whole number")),
     ({"eval_every": None}, ("eval_every is None", "at least 0")),
     ({"eval_every": -5}, ("eval_every is -5", "at least 0")),
-    ({"compression": None}, ("compression is None", "Qsgd(8)")),
-    ({"client": 0.1}, ("client is 0.1", "SGD(0.1)")),
+    ({"compression": None}, ("compression is None", "Whole()")),
+    ({"client": 0.1}, ("client is 0.1", "SGD()")),
     ({"client_optimizer": ef.SGD(0.1)}, ("unknown setting 'client_optimizer'",)),
     ({"memory_budget": 0}, ("memory_budget is 0", "at least 1")),
     ({"method": "algoritm1"}, ("unknown method 'algoritm1'", "Did you mean 'algorithm1'?")),
     ({"method": "benchmark"}, ("unknown method 'benchmark'", "Valid: algorithm1", "wait-for-all")),
     ({"model": "mpl"}, ("unknown model 'mpl'", "Did you mean 'mlp'?")),
     ({"trainer": "one_by_one"}, ("unknown trainer 'one_by_one'", "Did you mean 'one-by-one'?")),
-    ({"device": "gpu"}, ("device is 'gpu'", "auto, cpu or cuda")),
+    ({"device": "gpu"}, ("device is 'gpu'", "'auto', 'cpu' or 'cuda'")),
     ({"rounds": 7, "strict_horizon": True}, ("7 rounds", "cycle of 5", "multiple of every cycle")),
 ]
 

@@ -18,7 +18,7 @@ from everfed.learning.models import Mlp
 from everfed.report.data import page_data
 from everfed.report.measures import with_measures
 from everfed.report.table import table
-from everfed.run import config
+from everfed.run import config, toml
 from everfed.run.experiment import Experiment
 from everfed.store import open_run, stored_rounds
 from everfed.studies.comparison import summarize
@@ -209,7 +209,7 @@ def as_it_was_written(folder, trace):
     fleet = {key: value for key, value in raw["fleet"].items() if key != "utc_h"} | {"groups": groups}
     plain = config.to_toml(replace(config.from_dict(raw), fleet=DeviceFleet()))
     head = plain[: plain.index("[fleet]")]
-    lines = [f"{key} = {config._toml(value)}" for key, value in fleet.items()]
+    lines = [f"{key} = {toml.written(value)}" for key, value in fleet.items()]
     rest = plain[plain.index("[policy]") :]
     (folder / "experiment.toml").write_text(head + "[fleet]\n" + "\n".join(lines) + "\n\n" + rest)
     shutil.rmtree(folder / "traces")

@@ -225,7 +225,7 @@ class TestWhatAGroupIsGiven:
             ({"trace_scale": 2.0}, "trace_scale is 2.0, and there is no trace"),
             ({"column": "a"}, "column is 'a', and there is no trace"),
             ({"extend": "wrap"}, "extend is 'wrap', and there is no trace"),
-            ({"extend": "again", "trace": "t.csv"}, "unknown extend 'again'"),
+            ({"extend": "again", "trace": "t.csv"}, "extend is 'again'"),
             ({"trace_utc_h": 20.0, "trace": "t.csv"}, "trace_utc_h is 20.0"),
             ({"panel_wp": 0.0}, "panel_wp is 0.0; a device without a panel"),
             ({"site": "miamy"}, "Did you mean 'miami'"),
@@ -326,4 +326,4 @@ def test_a_group_survives_writing_and_reading(trace):
     assert config.from_dict(config.parse(config.to_toml(experiment))) == experiment
     assert "null" not in config.to_toml(experiment)
     found = schema()["properties"]["fleet"]["anyOf"][2]["properties"]["groups"]["items"]["properties"]
-    assert found["panel_wp"] == {"type": "number"}
+    assert found["panel_wp"] == {"type": "number", "minimum": 0}

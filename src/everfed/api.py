@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from everfed.checks import Count, Seed, check_folder, checked
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, warn
 from everfed.methods import COMPARED, Method
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from everfed.studies.sweep import Tell
 
 # Stored runs and reports are imported where they are used: a plain simulation needs neither pyarrow nor matplotlib.
+
+_SEEDS = Annotated[int, "[1, 1000000]"]  # their number
 
 
 def start(
@@ -88,7 +91,7 @@ def simulate(
     if out is not None:
         from everfed.store import open_run, stored_rounds
 
-        for _ in stored_rounds(experiment, Path(out), mixed_versions=mixed_versions, **how):
+        for _ in stored_rounds(experiment, check_folder(out), mixed_versions=mixed_versions, **how):
             pass
         return open_run(out)
     run = local.start(experiment, **how)
@@ -125,18 +128,21 @@ def sweep(
     from everfed.studies.sweep import plan_runs, run_all
 
     began = time.perf_counter()
-    if isinstance(seeds, bool):
-        raise InputError(f"seeds is {seeds}; it must be a number of seeds, or a list of them.")
-    numbers = range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds
-    for key, values in grid.items():
+    checked("experiment", experiment, Experiment)
+    checked("on_divergence", on_divergence, Annotated[str, ("stop", "skip")])
+    checked("jobs", jobs, Count)
+    root = check_folder(out)
+    numbers = seeds if isinstance(seeds, Sequence | np.ndarray) else range(checked("seeds", seeds, _SEEDS))
+    for key, values in checked("grid", grid, Mapping).items():
+        checked("a key of the grid", key, str)
         if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
             raise InputError(f"the values of '{key}' are {values!r}; they must be a list, as in [{values!r}].")
     tried = {key: values.tolist() if isinstance(values, np.ndarray) else values for key, values in grid.items()}
-    runs = plan_runs(experiment, tried, [int(seed) for seed in numbers], Path(out) / "runs")
+    runs = plan_runs(experiment, tried, list(checked("seeds", numbers, tuple[Seed, ...])), root / "runs")
     stored = run_all(
         runs, jobs=jobs, on_divergence=on_divergence, mixed_versions=mixed_versions, on_progress=on_progress
     )
-    return conclude(runs, stored, Path(out), time.perf_counter() - began)
+    return conclude(runs, stored, root, time.perf_counter() - began)
 
 
 def compare(

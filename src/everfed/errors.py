@@ -51,12 +51,24 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
-    """The sentence for a name that is not among the valid ones."""
-    names = sorted(valid)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    return f"unknown {kind} '{name}'.{hint} Valid: {', '.join(names) or 'none, unless a plugin brings one'}."
+def unknown(kind: str, name: object, valid: Iterable[str], inside: str = "") -> str:
+    """The sentence for a name that is not among the valid ones. inside: what comes before all of them."""
+    names, given = sorted(valid), str(name)[:200]
+    # 'client_optimizer' means 'client' and not 'server_optimizer', whatever the share of equal letters.
+    begins = [known for known in names if len(known) > 2 and given.startswith((f"{known}_", f"{known}-"))]
+    near = begins or difflib.get_close_matches(given, names, n=1, cutoff=0.65)
+    hint = f" Did you mean '{inside}{near[0]}'?" if near else ""
+    listed = ", ".join(names) or "none, unless a plugin brings one"
+    return f"unknown {kind} '{inside}{given}'.{hint} Valid: {listed}."
+
+
+def shown(value: object) -> str:
+    """A value in an error: whole if it is short."""
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer of more digits than Python prints
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
 
 
 def counted(number: int, what: str) -> str:

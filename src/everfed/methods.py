@@ -7,6 +7,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from everfed import registry
+from everfed.checks import Checked, checked
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.random import check_seed
@@ -25,7 +26,7 @@ from everfed.server.rules import Normalized, ServerRule, Sum, Truncated
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Checked):
     """A policy and a server rule, with a title for tables and figures and a one-line description."""
 
     policy: Policy
@@ -36,6 +37,7 @@ class Method:
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
             raise _refused("policy", self.policy, "it must be a policy such as Greedy().")
+        super().__post_init__()
         if not self.title:
             parts = [self.policy, *([] if self.server == Sum() else [self.server])]
             object.__setattr__(self, "title", " + ".join(map(_shown, parts)))
@@ -144,7 +146,8 @@ def plan(
     """
     policy = as_method(method).policy
     check_seed(seed)
-    check_horizon(fleet, rounds, strict_horizon)
+    checked("fleet", fleet, Fleet)
+    check_horizon(fleet, rounds, checked("strict_horizon", strict_horizon, bool))
     warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
     return Schedule(fleet, policy, seed).rounds(0, rounds)
 

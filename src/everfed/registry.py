@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from everfed import plugins
-from everfed.errors import InputError, unknown
+from everfed.errors import InputError, shown, unknown
 
 Kind = TypeVar("Kind")
 T = TypeVar("T")
@@ -112,7 +112,34 @@ def lookup(table: Mapping[str, T], name: str, kind: str) -> T:
             plugins.load_installed()
         if name in table:
             return table[name]
-    raise InputError(unknown(kind, name, table))
+    raise InputError(
+        unknown(kind, name, table)
+        if isinstance(name, str)
+        else f"{kind} is {shown(name)}; give a name: {', '.join(table)}."
+    )
+
+
+def word_of(shape: Any) -> str | None:
+    """The word of the table whose classes have this shape."""
+    return next((word for word, found in _TABLES.items() if found.shape is shape and found.of_classes), None)
+
+
+def part(name: str, value: Any, shape: Any) -> Any:
+    """A value of a table's shape, given as such or by its name in the table; otherwise an error."""
+    word = word_of(shape)
+    assert word
+    rows = kinds(word)
+    if isinstance(value, str):
+        return lookup(rows, value, name.replace("_", " "))()
+    if isinstance(value, type):
+        raise InputError(f"{name} is the class {value.__name__}; give a value of it, such as {value.__name__}().")
+    fits = isinstance(value, shape) if inspect.isabstract(shape) else _members(shape) <= {*dir(value)}
+    if not fits:
+        example = next(iter(rows.values())).__name__
+        raise InputError(
+            f"{name} is {shown(value)}; it must be a value such as {example}(), or a name: {', '.join(rows)}."
+        )
+    return value
 
 
 def options(kind: Any) -> tuple[Field[Any], ...]:

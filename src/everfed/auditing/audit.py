@@ -22,7 +22,7 @@ from everfed.auditing.noise import as_vectors
 from everfed.auditing.tally import Figures, Tally, measured
 from everfed.auditing.variance import Variance, variance
 from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, distance, unjudged, verdict
-from everfed.checks import check_shares
+from everfed.checks import check_shares, checked
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, warn
 from everfed.machine import check_memory
@@ -92,6 +92,7 @@ def audit(
     server: the server rule to use with a policy; its weights replace the clients' scales.
     deltas: the updates for the variance, [N, d], or their lengths [N] (default: equal, length 1).
     """
+    checked("fleet", fleet, Fleet)
     chosen = as_method(method, server)
     policy, server = chosen.policy, chosen.server
     p = np.full(len(fleet), 1.0 / len(fleet)) if shares is None else check_shares(shares, len(fleet))

@@ -9,7 +9,7 @@ import typer
 
 from everfed.cli import bound, check, data, fleet, run, runs, sweep, tune
 from everfed.cli.screen import printable
-from everfed.errors import ClusterError, DivergenceError, InputError
+from everfed.errors import ClusterError, DivergenceError, InputError, first_line
 from everfed.store import StoreError
 
 app = typer.Typer(
@@ -74,3 +74,10 @@ def main() -> None:
     except BrokenPipeError:  # `everfed plan | head`
         sys.stderr.close()
         raise SystemExit(0) from None
+    except (OSError, MemoryError) as error:  # a full disk, a folder without permission
+        if debug:
+            raise
+        place = f"'{error.filename}': " if isinstance(error, OSError) and error.filename else ""
+        said = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
+        print(f"everfed: {printable(place + said)}.", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -44,7 +44,7 @@ def bound(
     heterogeneity: Annotated[float, _given("Γ = F* - Σ p F_i*; 0 if all clients have the same minimum.")],
     initial_distance_sq: Annotated[float, _given("Squared distance of the initial model from the optimum.")],
     iterations: Annotated[
-        int | None, typer.Option(help="K: total local iterations; default: rounds times local steps.")
+        int | None, "[0, inf)", typer.Option(help="K: total local iterations; default: rounds times local steps.")
     ] = None,
     shares: Annotated[
         str,

@@ -51,6 +51,8 @@ def plan(
 
     Example: everfed plan --clients 8 --rounds 20, or: everfed plan --clients 1000 --rounds 100 --csv > plan.csv
     """
+    if as_csv and screen.as_json:
+        raise InputError("--csv and --json are both given; choose one.")
     experiment = _experiment(raw)
     fleet = experiment.make_fleet()
     seed = experiment.seeds.schedule if seed is None else seed
@@ -145,6 +147,7 @@ def audit(
     ] = None,
     shares: Annotated[
         str,
+        ("equal", "data"),
         typer.Option(help="Each client's share of the data: equal, or data (as in the experiment)."),
     ] = "equal",
     *,
@@ -159,8 +162,6 @@ def audit(
     """
     experiment = _experiment(raw)
     fleet, seed_numbers = experiment.make_fleet(), o.seed_list(seeds)
-    if shares not in ("equal", "data"):
-        raise InputError(f"--shares is '{shares}'; it must be 'equal' or 'data'.")
     parts = experiment.make_data(fleet).shares() if shares == "data" else None
     lengths = np.resize(o.number_list(deltas, "--deltas"), len(fleet)) if deltas else None
     if experiment.rounds * len(seed_numbers) * len(fleet) > _MANY_STEPS:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
-from everfed import plugins, presets
+from everfed import checks, plugins, presets
+from everfed.checks import CountOrZero, NonNegative, check_within
 from everfed.cli.screen import PANEL
 from everfed.data.datasets import DATASETS
 from everfed.data.partition import SPLITS
@@ -56,9 +57,8 @@ class Short(NamedTuple):
 
 def _whole(text: str, flag: str) -> list[int]:
     """'1,5,10' as whole numbers, or an error that names the option."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        values = [float(part) for part in parts]
+        values = [float(part) for part in text.split(",")]
         if all(value.is_integer() for value in values):
             return [int(value) for value in values]
     except ValueError:
@@ -114,7 +114,7 @@ FLEET_ONLY = (
     *(short for short in SHORT if short.panel == _FLEET or short.flag in ("--rounds", "--device")),
 )
 
-Seed = Annotated[int | None, typer.Option(help="Seed of all random draws.")]
+Seed = Annotated[int | None, checks.limits(checks.Seed)[1], typer.Option(help="Seed of all random draws.")]
 Seeds = Annotated[str, typer.Option(help="Seeds: 3 (the first three), 0:5, or 1,4,7.")]
 Grid = Annotated[
     list[str],
@@ -123,11 +123,13 @@ Grid = Annotated[
 Methods = Annotated[
     str, typer.Option(help=f"Methods, separated by commas: {', '.join(METHODS)}.", rich_help_panel=_TRAINING)
 ]
-CheckpointEvery = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+CheckpointEvery = Annotated[NonNegative, typer.Option(help="Seconds between checkpoints.")]
 MixedVersions = Annotated[
     bool, typer.Option("--mixed-versions", help="Resume runs that other code or another torch or numpy began.")
 ]
-OnDivergence = Annotated[str, typer.Option(help="stop, or skip: ignore updates that are not finite and continue.")]
+OnDivergence = Annotated[
+    str, ("stop", "skip"), typer.Option(help="stop, or skip: ignore updates that are not finite and continue.")
+]
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help=f"Also write to {_names(TRACKERS)}. Repeatable.", rich_help_panel=PANEL),
@@ -177,7 +179,7 @@ class Work(Place):
     """Where and how several runs are executed."""
 
     jobs: Annotated[
-        int,
+        CountOrZero,
         typer.Option(help="Parallel runs (with Ray: per GPU); 0: one per core on a CPU, one at a time on a GPU."),
     ] = 0
     checkpoint_every: CheckpointEvery = DEFAULT_CHECKPOINT_S
@@ -201,10 +203,22 @@ def grouped(command: Callable[..., None]) -> Any:
     parts = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
 
     def wrapper(**given: Any) -> None:
+        for name, option in taken.items():
+            given[name] = _checked(option, given[name])
         made = {name: kind(**{n: given.pop(n) for n in parts[name]}) for name, kind in kinds.items()}
         command(**given, **made)
 
-    return _presented(wrapper, command, [p for n, one in own.items() for p in parts.get(n, {n: one}).values()])
+    taken = {p.name: p for n, one in own.items() for p in parts.get(n, {n: one}).values()}
+    return _presented(wrapper, command, list(taken.values()))
+
+
+def _checked(option: inspect.Parameter, value: Any) -> Any:
+    """An option's value, within the range and among the texts that its type is annotated with."""
+    hint, interval, texts = checks.limits(option.annotation)
+    if value is None or not (interval or texts):
+        return value
+    kind = next(iter(get_args(hint)), hint)  # what may be left out is a union with None
+    return checks.checked(f"--{option.name.replace('_', '-')}", value, Annotated[kind, interval or texts])
 
 
 def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callable[[Callable[..., None]], Any]:
@@ -256,11 +270,12 @@ def _name(short: Short) -> str:
 def _raw(source: str, settings: list[str], shorts: dict[Short, Any]) -> dict[str, Any]:
     """The content of an experiment file with all overrides; short options apply before --set."""
     raw = deepcopy(_source(source))
-    for short, value in shorts.items():
-        if value is not None:
-            config.change(raw, short.key, short.read(value, short.flag))
-    for text in settings:
-        config.change(raw, *config.parse_setting(text))
+    given = [(short.key, short.read(value, short.flag)) for short, value in shorts.items() if value is not None]
+    given += [config.parse_setting(text) for text in settings]
+    for i, (key, value) in enumerate(given):
+        if undone := [before for before, _ in given[:i] if before != key and overwritten(before, key)]:
+            raise InputError(f"'{key}' comes after '{undone[0]}' and undoes it; write --set {undone[0]}=... after it.")
+        config.change(raw, key, value)
     return raw
 
 
@@ -293,10 +308,10 @@ def seed_list(text: str, flag: str = "--seeds") -> list[int]:
             first, last = text.split(":")
             seeds = list(range(int(first or 0), int(last)))
         elif "," in text:
-            seeds = [int(part) for part in text.split(",") if part.strip()]
+            seeds = [int(part) for part in text.split(",")]
         else:
             seeds = list(range(int(text)))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InputError(f"{flag} is '{text}'; write 3 (the first three), 0:5, or 1,4,7.") from None
     if not seeds or min(seeds) < 0:
         raise InputError(f"{flag} is '{text}'; give at least one seed, none of them negative.")
@@ -305,20 +320,23 @@ def seed_list(text: str, flag: str = "--seeds") -> list[int]:
 
 def method_list(text: str) -> list[str]:
     """'algorithm1,greedy' as a list of known names."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",")]
+    if "" in names:
+        raise InputError(f"--methods is '{text}'; give names separated by commas, such as algorithm1,greedy.")
     for name in names:
         lookup(METHODS, name, "method")
-    if not names:
-        raise InputError("--methods is empty; give names separated by commas, such as algorithm1,greedy.")
     return names
 
 
 def number_list(text: str, flag: str) -> list[float]:
-    """'1,2.5' as numbers, or an error that names the option."""
+    """'1,2.5' as numbers that are not negative, or an error that names the option."""
     try:
-        return [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"{flag} is '{text}'; give numbers separated by commas, such as 1,1,1,3.") from None
+    for number in numbers:
+        check_within("[0, inf)", **{flag: number})
+    return numbers
 
 
 def grid_axes(texts: list[str]) -> dict[str, list[Any]]:
@@ -326,7 +344,7 @@ def grid_axes(texts: list[str]) -> dict[str, list[Any]]:
     axes: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
-        if not equals or not values.strip():
+        if not equals or not key.strip() or not values.strip():
             raise InputError(f"--grid is '{text}'; write key=value,value, such as client.lr=0.01,0.1.")
         key = key.strip()
         if key in axes:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from everfed.checks import CountOrZero, check_folder
 from everfed.cli import options as o
 from everfed.cli.engine import maker
 from everfed.cli.screen import Screen, watched
@@ -40,13 +41,14 @@ def run(
         bool, typer.Option("--explain", help="Print how each part of the model would be trained, and exit.")
     ] = False,
     workers: Annotated[
-        int,
+        CountOrZero,
         typer.Option(
             help="Ray: worker processes for the clients of a round; 0: one per GPU or CPU.", rich_help_panel=o.CLUSTER
         ),
     ] = 0,
     client_state: Annotated[
         str | None,
+        ("worker", "driver"),
         typer.Option(
             help="Ray: where clients' optimiser state is kept, worker or driver.",
             show_default="worker",
@@ -72,7 +74,7 @@ def run(
     if explain:
         _explain(experiment, on_divergence, screen)
         return
-    folder = out or Path("everfed-out/runs") / folder_name(experiment)
+    folder = check_folder(out or Path("everfed-out/runs") / folder_name(experiment), "--out")
     began = time.perf_counter()
 
     def on_start(run: Run) -> None:

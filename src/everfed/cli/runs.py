@@ -142,7 +142,7 @@ def found_in(screen: TextScreen, folders: list[Path], none_is_fine: bool = False
     """The run folders in folders, each once."""
     found: dict[Path, Path] = {}  # by resolved path, so that links count once
     for folder in folders:
-        if not folder.exists() and not none_is_fine:
+        if not folder.is_dir() and (folder.exists() or not none_is_fine):
             raise InputError(f"there is no folder '{folder}'.")
         again = 0
         for path in find_runs(folder):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from everfed.checks import check_folder
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
 from everfed.cli.stopping import Stop
@@ -126,6 +127,7 @@ def _sweep(
     **options: Any,
 ) -> None:
     began = time.perf_counter()
+    check_folder(out / "runs", "--out")
     runs = sweep.plan_runs(raw, axes, o.seed_list(seeds), out / "runs")
     _tell_untuned(screen, raw, runs)
     if same := sorted(set(config.tuned_on(raw)) & set(o.seed_list(seeds))):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from everfed.checks import CountOrZero, check_folder
 from everfed.cli import options as o
 from everfed.cli.engine import executor
 from everfed.cli.screen import Screen, many_runs
@@ -31,14 +32,15 @@ def tune_command(
     seeds: o.Seeds = TUNE_SEEDS,
     validation: Annotated[
         float | None,
+        "[0, 1)",
         typer.Option(
             help="Fraction of the training samples to hold out.", show_default=f"the experiment's, or {VALIDATION:g}"
         ),
     ] = None,
     extend: Annotated[
-        int, typer.Option(help="Steps by which a numeric grid is extended if the best value is at its edge.")
+        CountOrZero, typer.Option(help="Steps by which a numeric grid is extended if the best value is at its edge.")
     ] = MOST_STEPS,
-    budget: Annotated[int, typer.Option(help="Maximum runs per method, extensions included; 0: no limit.")] = 0,
+    budget: Annotated[CountOrZero, typer.Option(help="Maximum runs per method, extensions included; 0: no limit.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the runs and the result.", rich_help_panel="Output")] = Path(
         "everfed-out/tune"
     ),
@@ -57,6 +59,7 @@ def tune_command(
     """
     axes = o.grid_axes(grid)
     o.check_chosen(chosen, ["method", *axes])
+    check_folder(out, "--out")
     found = tuned(
         screen, work, raw, axes, o.method_list(methods), o.seed_list(seeds), out,
         validation=validation, extend=extend, budget=budget or None,

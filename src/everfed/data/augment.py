@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from everfed import registry
-from everfed.checks import check_count
+from everfed.checks import Checked, Count
 from everfed.errors import InputError
 
 
@@ -52,14 +52,11 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class CentreCrop:
+class CentreCrop(Checked):
     """The middle of every image, standardised; no chance."""
 
     random: ClassVar[bool] = False
-    size: int = 24
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
+    size: Count = 24
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         if len(stored) != 3 or min(stored[1:]) < self.size:

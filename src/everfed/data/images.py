@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from everfed.checks import Checked, CountOrZero
 from everfed.data.augment import Augment, CropFlip, Plain
 from everfed.data.dataset import Dataset
 from everfed.data.fetch import (
@@ -53,7 +54,7 @@ _BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 
 
 @dataclass(frozen=True)
-class Cifar10:
+class Cifar10(Checked):
     """60,000 colour photographs of 32x32 pixels in 10 classes, 10,000 of them the test set.
 
     folder: where it lies already (cifar-10-batches-py, cifar-10-batches-bin, or a folder that holds
@@ -63,7 +64,7 @@ class Cifar10:
 
     folder: str = ""
     augment: Augment = CropFlip(24)
-    train_limit: int = 0
+    train_limit: CountOrZero = 0
 
     def load(self) -> Dataset:
         return _dataset("cifar10", self.fetch(), self.augment, self.train_limit)
@@ -184,7 +185,7 @@ _IDX = {
 
 
 @dataclass(frozen=True)
-class Mnist:
+class Mnist(Checked):
     """70,000 handwritten digits of 28x28 pixels, 10,000 of them the test set.
 
     folder: where the four IDX files lie already (packed or not); otherwise fetched once and cached.
@@ -192,7 +193,7 @@ class Mnist:
 
     folder: str = ""
     augment: Augment = Plain()
-    train_limit: int = 0
+    train_limit: CountOrZero = 0
 
     name: ClassVar[str] = "mnist"
     url: ClassVar[str] = "https://ossci-datasets.s3.amazonaws.com/mnist/"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Ints
-from everfed.checks import check_count
+from everfed.checks import Checked, Count
 from everfed.data.dataset import CentralDataset
 from everfed.data.on_demand import OnDemand, Samples
 from everfed.data.partition import ByEnergy, Iid, Split
@@ -26,19 +27,15 @@ _SIGNAL = 0.25  # of a picture; the rest is noise
 
 
 @dataclass(frozen=True)
-class Synthetic:
+class Synthetic(Checked):
     """Pictures of side x side bytes: a pattern of the class under noise, made when a client needs them.
 
     Every client holds `samples` of them. Splits: iid and by-energy, drawn sample by sample.
     """
 
-    samples: int = 20
-    classes: int = 10
-    side: int = 8
-
-    def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("classes", 2), ("side", 2)):
-            check_count(name, getattr(self, name), least)
+    samples: Count = 20
+    classes: Annotated[int, "[2, inf)"] = 10
+    side: Annotated[int, "[2, inf)"] = 8
 
     def check_room(self) -> None:
         """Refuse pictures of which the test set, a client's or the patterns would not fit."""

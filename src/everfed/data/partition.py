@@ -6,13 +6,13 @@ Each split is a small class with `assign(...)` -> owner of every sample, and a r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from everfed import registry
 from everfed.arrays import Ints
-from everfed.checks import check_within
+from everfed.checks import Checked, Fraction
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.random import Purpose, derive, permutation
@@ -37,20 +37,15 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Checked):
     """Each class is spread over clients in proportions drawn from Dirichlet(alpha).
 
     per: "client" draws proportions for every client (label skew independent of energy); "energy-group" draws them for
         groups of equal cycle and deals evenly within a group, so that the skew depends on energy.
     """
 
-    alpha: float = 0.3
-    per: str = "client"
-
-    def __post_init__(self) -> None:
-        check_within("(0, 1e6]", alpha=self.alpha)  # small is more skewed
-        if self.per not in ("client", "energy-group"):
-            raise InputError(f"per is '{self.per}'; a Dirichlet split is per 'client' or per 'energy-group'.")
+    alpha: Annotated[float, "(0, 1e6]"] = 0.3  # small is more skewed
+    per: Annotated[str, ("client", "energy-group")] = "client"
 
     def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
         groups = [np.array([i]) for i in range(clients)] if self.per == "client" else _groups(fleet, clients)
@@ -67,17 +62,14 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class ByEnergy:
+class ByEnergy(Checked):
     """Labels depend on energy: a fraction `strength` of every class belongs to one energy group.
 
     0 is iid; 1 gives each group its own classes, best powered first (10 classes over 4 groups:
     0-2, 3-5, 6-7, 8-9). In between, the rest of every class is dealt to all clients.
     """
 
-    strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_within("[0, 1]", strength=self.strength)  # 0 is iid
+    strength: Fraction = 1.0  # 0 is iid
 
     def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
         classes = int(labels.max()) + 1

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Bools, Floats, Ints
-from everfed.checks import check_within
+from everfed.checks import BelowOne, Checked
 from everfed.errors import InputError
 
 _TOTALS = ("harvested", "spent", "wasted", "shortfall", "initial", "standby", "leaked", "lost")
@@ -54,7 +54,7 @@ class Books:
 
 
 @dataclass(frozen=True)
-class Storage:
+class Storage(Checked):
     """Properties of real batteries, which the paper's model lacks. Each is one number, or one per client.
 
     charging: the fraction of the harvest that reaches the battery. leak: the fraction of the level lost per round.
@@ -67,10 +67,11 @@ class Storage:
     leak: float | Floats = 0.0
     standby: float | Floats = 0.0
     start: float | Floats = 0.0
-    cost_spread: float = 0.0
+    cost_spread: BelowOne = 0.0
     browns_out: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, most in (("charging", 1.0), ("leak", 1.0), ("standby", np.inf), ("start", np.inf)):
             try:
                 value = np.asarray(getattr(self, name), np.float64)
@@ -87,7 +88,6 @@ class Storage:
             if not np.all((value >= 0.0) & (value <= most) & np.isfinite(value)):
                 wanted = "at least 0" if np.isinf(most) else f"from 0 to {most:g}"
                 raise InputError(f"{name} of a battery is {getattr(self, name)}; it must be {wanted}.")
-        check_within("[0, 1)", cost_spread=self.cost_spread)
 
     @property
     def scalar(self) -> bool:

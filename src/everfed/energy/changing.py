@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 
 from everfed.arrays import Floats, Ints, Seeds
-from everfed.checks import check_within
+from everfed.checks import Checked, CountOrZero
 from everfed.energy.arrivals import Arrivals
 from everfed.energy.random_arrivals import RandomArrivals
 from everfed.errors import InputError
 
 
 @dataclass(frozen=True)
-class Changing:
+class Changing(Checked):
     """The arrivals of `before` up to round `at`, and those of `after` from then on.
 
     The clients do not know of the change: their cycles and offsets stay those of `before`. `after` is evaluated at the
@@ -31,10 +31,10 @@ class Changing:
     regular: ClassVar[bool] = False
     before: Arrivals
     after: Arrivals
-    at: int
+    at: CountOrZero
 
     def __post_init__(self) -> None:
-        check_within("[0, inf)", at=self.at)
+        super().__post_init__()
         clients = len(self.before.cycles), len(self.after.cycles)
         if clients[0] != clients[1]:
             raise InputError(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from everfed.checks import check_count, check_within
+from everfed.checks import Checked, NonNegative, Positive, check_count, check_within
 from everfed.errors import InputError
 from everfed.registry import lookup
 
 
 @dataclass(frozen=True)
-class Device:
+class Device(Checked):
     """A computer on a battery.
 
     active_w: power while it trains, W. sleep_w: power while it waits for the next round, W.
@@ -24,18 +25,15 @@ class Device:
     from the source.
     """
 
-    active_w: float
-    sleep_w: float
-    step_s: float = 1.0
+    active_w: NonNegative
+    sleep_w: NonNegative
+    step_s: NonNegative = 1.0
     source: str = ""
     guessed: tuple[str, ...] = ("step_s",)
 
-    def __post_init__(self) -> None:
-        check_within("[0, inf)", active_w=self.active_w, sleep_w=self.sleep_w, step_s=self.step_s)
-
 
 @dataclass(frozen=True)
-class Radio:
+class Radio(Checked):
     """A link to the server: energy and time per connection and megabyte.
 
     up_j_per_mb, down_j_per_mb: joules per megabyte. wake_j: joules per connection, from waking the radio until it
@@ -44,21 +42,14 @@ class Radio:
     duty_cycle: the largest fraction of a round in which either side may transmit by law.
     """
 
-    up_j_per_mb: float
-    down_j_per_mb: float
-    wake_j: float = 0.0
-    up_bit_s: float = math.inf
-    down_bit_s: float = math.inf
-    duty_cycle: float = 1.0
+    up_j_per_mb: NonNegative
+    down_j_per_mb: NonNegative
+    wake_j: NonNegative = 0.0
+    up_bit_s: Positive = math.inf
+    down_bit_s: Positive = math.inf
+    duty_cycle: Annotated[float, "(0, 1]"] = 1.0
     source: str = ""
     guessed: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_within("[0, inf)", up_j_per_mb=self.up_j_per_mb, down_j_per_mb=self.down_j_per_mb, wake_j=self.wake_j)
-        for name in ("up_bit_s", "down_bit_s"):
-            if not getattr(self, name) > 0.0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be a positive number.")
-        check_within("(0, 1]", duty_cycle=self.duty_cycle)
 
     def air_s(self, up_mb: float, down_mb: float) -> tuple[float, float]:
         """Seconds of sending up and of listening."""

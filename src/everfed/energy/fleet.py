@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from everfed.arrays import Floats, Ints
+from everfed.checks import checked
 from everfed.energy.arrivals import ARRIVALS, Arrivals
 from everfed.energy.battery import IDEAL, Storage
 from everfed.errors import InputError, some
@@ -55,6 +56,7 @@ class Fleet:
     message_bits: Ints | None = None  # [N] bits per number of each client's update, if chosen by the compression
 
     def __post_init__(self) -> None:
+        checked("storage", self.storage, Storage)
         twice = [label for label in dict.fromkeys(self.labels) if self.labels.count(label) > 1]
         if twice:
             raise InputError(f"several groups are called '{twice[0]}'; give each group its own name.")

@@ -7,16 +7,17 @@ import math
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from everfed.arrays import Floats
-from everfed.checks import check_count, check_within
+from everfed.checks import Checked, Count, Fraction, NonNegative
 from everfed.energy import devices
 from everfed.energy.solar import SITES, month_and_day, site_power
 from everfed.energy.trace import Series, per_round_repeated, read_content, read_trace
-from everfed.errors import InputError, unknown, warn
+from everfed.errors import InputError, warn
 from everfed.registry import lookup
 
+Hours = Annotated[float, "[-14, 14]"]  # that a clock is ahead of UTC
 DAY_S = 86_400.0
 DEFAULT_PANEL_WP = 10.0
 DEFAULT_SITE = "greensboro"
@@ -47,7 +48,7 @@ class Supply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DeviceGroup:
+class DeviceGroup(Checked):
     """Identical devices: a computer, a radio, a battery, and a panel at a site or a recorded trace.
 
     count: their number. name: their name in tables (default: the device and its site).
@@ -66,43 +67,36 @@ class DeviceGroup:
     switched_off: whether a timer turns the device off between its rounds, so that it draws no power.
     """
 
-    count: int = 10
+    count: Count = 10
     name: str = ""
     device: str = "raspberry-pi-zero-2w"
     radio: str = "wifi"
     site: str = ""
-    panel_wp: float | None = None
-    tilt_deg: float = 30.0
-    azimuth_deg: float = 180.0
-    losses: float = 0.14
+    panel_wp: NonNegative | None = None
+    tilt_deg: Annotated[float, "[0, 90]"] = 30.0
+    azimuth_deg: Annotated[float, "[0, 360]"] = 180.0
+    losses: Fraction = 0.14
     trace: str = field(default="", metadata={"file": True})
-    trace_scale: float = 1.0
+    trace_scale: NonNegative = 1.0
     column: str = ""
     time_column: str = ""
     unit: str = ""
     time_unit: str = ""
-    trace_utc_h: float | None = None
-    extend: str = "repeat"
+    trace_utc_h: Hours | None = None
+    extend: Annotated[str, EXTENDS] = "repeat"
     trace_sha256: str = ""
-    battery_wh: float = 20.0
-    charging: float = 0.9
-    discharging: float = 0.95
-    cutoff: float = 0.1
-    start: float = 0.5
-    leak_per_day: float = 0.001
-    spread: float = 0.0
-    step_s: float = 0.0
+    battery_wh: NonNegative = 20.0
+    charging: Fraction = 0.9
+    discharging: Fraction = 0.95
+    cutoff: Fraction = 0.1
+    start: Fraction = 0.5
+    leak_per_day: Fraction = 0.001
+    spread: Annotated[float, "[0, 0.5]"] = 0.0
+    step_s: NonNegative = 0.0
     switched_off: bool = False
 
     def __post_init__(self) -> None:
-        check_count("count", self.count)
-        for interval, names in {
-            "[0, inf)": ("panel_wp", "trace_scale", "battery_wh", "step_s"),
-            "[0, 1]": ("charging", "discharging", "cutoff", "start", "leak_per_day"),
-            "[0, 0.5]": ("spread",),
-            "[-14, 14]": ("trace_utc_h",),
-        }.items():
-            check_within(interval, **{name: value for name in names if (value := getattr(self, name)) is not None})
+        super().__post_init__()
         self._check_supply()
         devices.device(self.device)
         devices.radio(self.radio)
@@ -118,8 +112,6 @@ class DeviceGroup:
                 )
             if value != default:
                 raise InputError(f"{name} is {value!r}, and there is no trace; {name} applies to traces. Remove it.")
-        if self.extend not in EXTENDS:
-            raise InputError(unknown("extend", self.extend, EXTENDS))
         if self.trace:
             if self.trace_scale == 0.0:
                 raise InputError("trace_scale is 0.0; a device without energy could never train.")

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.checks import check_within
+from everfed.checks import BelowOne, Checked, NonNegative, Positive
 from everfed.energy import devices
 from everfed.energy.battery import Storage
 from everfed.energy.fleet import MAX_CYCLE, Fleet, check_clients
-from everfed.energy.group import DAY_S, Clock, DeviceGroup, Supply
+from everfed.energy.group import DAY_S, Clock, DeviceGroup, Hours, Supply
 from everfed.energy.profile import Profile
 from everfed.errors import InputError
 from everfed.random import Purpose, uniform
@@ -65,7 +65,7 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
-class DeviceFleet:
+class DeviceFleet(Checked):
     """Groups of devices. A round lasts round_s seconds; all devices have the same rounds.
 
     The first round begins at midnight of start_day on a clock utc_h hours ahead of UTC (default 0).
@@ -76,16 +76,15 @@ class DeviceFleet:
 
     energy_unit: ClassVar[str] = "J"
     groups: tuple[DeviceGroup, ...] = (DeviceGroup(),)
-    round_s: float = 3600.0
+    round_s: Positive = 3600.0
     start_day: str = "01-01"
-    utc_h: float = 0.0
-    model_mb: float = 0.02
+    utc_h: Hours = 0.0
+    model_mb: NonNegative = 0.02
     downloads: bool = True
-    cost_spread: float = 0.0
+    cost_spread: BelowOne = 0.0
 
     def __post_init__(self) -> None:
-        check_within("(0, inf)", round_s=self.round_s)
-        check_within("[-14, 14]", utc_h=self.utc_h)
+        super().__post_init__()
         if not self.groups:
             raise InputError("groups is empty; a fleet needs at least one group of devices.")
 

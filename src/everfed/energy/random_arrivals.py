@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
-from everfed.checks import check_within
+from everfed.checks import Checked
 from everfed.errors import InputError
+
+_LONG = 1000.0  # mean rounds of a spell beyond which looking back to its beginning takes too long
 
 
 @dataclass(frozen=True)
-class RandomArrivals:
+class RandomArrivals(Checked):
     """What random processes share. ids: which clients these are; their chance depends on it."""
 
     regular: ClassVar[bool] = False
@@ -30,6 +32,7 @@ class RandomArrivals:
     _memory: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.ids) == 0:
             object.__setattr__(self, "ids", np.arange(len(self.cycles)))
 
@@ -99,14 +102,14 @@ class Markov(RandomArrivals):
     Good spells last `spell` rounds on average, and the share of good rounds is 1/E, so bad ones
     last spell * (E - 1). The chain is stationary from the first round on, exactly: each round's uniform number means
     good, bad, or as before, and the state is that of the last round that was not as before. So any round can be
-    computed without simulating all rounds up to it.
+    computed without simulating all rounds up to it. Spells of more than a thousand rounds begin with round 0: the round
+    before it is good with chance 1/E.
     """
 
-    spell: float = 4.0
+    spell: Annotated[float, "[1, 1e6]"] = 4.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_within("[1, inf)", spell=self.spell)
         low, high = self._turns_good(), self.stays_good()
         if np.any(low > high):
             short = int(np.argmax(low > high))
@@ -153,6 +156,8 @@ class Markov(RandomArrivals):
         back = round
         while not np.all(good | bad):
             back -= 1
+            if back < 0 and self.spell > _LONG:
+                return good | (~bad & (self._word(-1, seed) < _share(1.0 / self.cycles)))
             earlier_good, earlier_bad = self._decided(back, seed)
             good, bad = good | (earlier_good & ~bad), bad | (earlier_bad & ~good)
         return good

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from everfed import registry
 from everfed.arrays import Ints
-from everfed.checks import check_count, check_within
+from everfed.checks import Checked, Count
 from everfed.energy.physical import Encoding
 from everfed.learning.task import PlainTrained, Trained
 from everfed.random import Purpose, philox
@@ -53,13 +53,10 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class _Quantising:
+class _Quantising(Checked):
     """Numbers in buckets, scaled by the bucket's length, which is sent too, and rounded at random."""
 
-    bucket: int = 512
-
-    def __post_init__(self) -> None:
-        check_count("bucket", self.bucket)
+    bucket: Count = 512
 
     def size_ratio(self, bits: int) -> float:
         return 1.0 if bits >= FULL else bits / FULL + 1.0 / self.bucket
@@ -85,11 +82,7 @@ class Qsgd(_Quantising):
     0.0317
     """
 
-    bits: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("[2, 16]", bits=self.bits)
+    bits: Annotated[int, "[2, 16]"] = 8
 
     def choices(self) -> tuple[int, ...]:
         return (self.bits,)
@@ -108,17 +101,14 @@ class AdaptiveQsgd(_Quantising):
 
 
 @dataclass(frozen=True)
-class RandK:
+class RandK(Checked):
     """A random fraction `keep` of the numbers, scaled by 1 / keep; the seed determines which.
 
     For comparison only: it sends keep of the bytes at a noise of 1 / keep - 1, so that E(b) (1 + noise(b))
     is never less than that of whole updates.
     """
 
-    keep: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_within("(0, 1]", keep=self.keep)
+    keep: Annotated[float, "(0, 1]"] = 0.1
 
     def choices(self) -> tuple[int, ...]:
         return (FULL,)

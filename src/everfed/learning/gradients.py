@@ -12,7 +12,7 @@ from torch import Tensor
 
 from everfed import registry
 from everfed.arrays import Ints
-from everfed.checks import check_within
+from everfed.checks import Checked, NonNegative, Positive
 
 
 class GradientRule(Protocol):
@@ -27,34 +27,28 @@ class GradientRule(Protocol):
 
 
 @dataclass(frozen=True)
-class Proximal:
+class Proximal(Checked):
     """FedProx (Li et al., MLSys 2020): a pull of strength mu back to the server's parameters.
 
     Adds mu * (w - start) to the gradient, the derivative of mu/2 * |w - start|^2. It limits the drift of many local
     steps on unequal data. Not for few local steps, which it only slows down.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_within("[0, inf)", mu=self.mu)
+    mu: NonNegative = 0.01
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
         return grads.add(params - start, alpha=self.mu)
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Checked):
     """Each client's gradient, shortened to length `norm` if it is longer.
 
     Bounds a client's update, and so the variance its scale multiplies; a clipped gradient is biased
     (the mean of shortened minibatch gradients is not the shortened mean).
     """
 
-    norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", norm=self.norm)
+    norm: Positive = 1.0
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
         # As torch.nn.utils.clip_grad_norm_, but for each row; a gradient that is not finite stays so.

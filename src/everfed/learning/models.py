@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from everfed import registry
-from everfed.checks import check_count
+from everfed.checks import Checked, Count
 from everfed.errors import InputError, first_line
 from everfed.registry import lookup
 
@@ -35,13 +35,10 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(Checked):
     """One hidden layer."""
 
-    hidden: int = 64
-
-    def __post_init__(self) -> None:
-        check_count("hidden", self.hidden)
+    hidden: Count = 64
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         inputs = math.prod(shape)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from everfed import registry
-from everfed.checks import check_within
+from everfed.checks import BelowOne, Checked, Fraction, NonNegative, Positive
 
 State = dict[str, Tensor]
 
@@ -36,26 +36,20 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class InverseTime:
+class InverseTime(Checked):
     """gamma / (gamma + t). With lr = 2 / (mu * gamma), the step size 2 / (mu (gamma + t)) of the theorem."""
 
-    gamma: float = 100.0
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", gamma=self.gamma)
+    gamma: Positive = 100.0
 
     def factor(self, iteration: int, total: int) -> float:
         return self.gamma / (self.gamma + iteration)
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Checked):
     """From 1 down to `final` along half a cosine over the whole run."""
 
-    final: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_within("[0, 1]", final=self.final)
+    final: Fraction = 0.1
 
     def factor(self, iteration: int, total: int) -> float:
         progress = iteration / max(total, 1)
@@ -88,21 +82,16 @@ def rate(optimizer: Optimizer, iteration: int, total: int) -> float:
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Checked):
     """Gradient descent, optionally with momentum (velocity = momentum * velocity + gradient).
 
     weight_decay adds weight_decay * w to the gradient.
     """
 
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Positive = 0.1
+    momentum: BelowOne = 0.0
+    weight_decay: NonNegative = 0.0
     schedule: Schedule = Constant()
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", lr=self.lr)
-        check_within("[0, inf)", weight_decay=self.weight_decay)
-        check_within("[0, 1)", momentum=self.momentum)
 
     def init(self, rows: int, size: int, device: torch.device) -> State:
         return {"velocity": torch.zeros(rows, size, device=device)} if self.momentum else {}
@@ -119,23 +108,18 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Checked):
     """Adam (Kingma & Ba, 2015), with torch's bias correction and coupled weight decay.
 
     With kept state every client has its own moments and step count.
     """
 
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    lr: Positive = 1e-3
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
     schedule: Schedule = Constant()
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", lr=self.lr, eps=self.eps)
-        check_within("[0, inf)", weight_decay=self.weight_decay)
-        check_within("[0, 1)", beta1=self.beta1, beta2=self.beta2)
 
     def init(self, rows: int, size: int, device: torch.device) -> State:
         return {

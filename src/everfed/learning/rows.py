@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ from everfed.learning.optim import State
 PLACES = ("device", "disk")
 
 
-def check_place(place: str, name: str = "place", what: str = "the clients' vectors are") -> None:
-    if place not in PLACES:
-        raise InputError(f"{name} is '{place}'; {what} kept on the 'device' or on 'disk'.")
+Place = Annotated[str, PLACES]
 
 
 class ClientRows:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from everfed.checks import check_file
 from everfed.errors import InputError, warn
 from everfed.report.distinct import distinct
 from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
@@ -30,6 +31,7 @@ _LOOK: Any = {
 
 def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
     """Draw the runs into a .pdf, .png or .svg file and return its path."""
+    path = check_file(path)
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; got '{path.name}'.")
     for note in distinct(runs).notes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from everfed.checks import check_file
 from everfed.report.data import page_data
 from everfed.store.reading import StoredRun
 
@@ -21,6 +22,7 @@ _SCRIPTS = ("dom.js", "axes.js", "linechart.js", "bars.js", "raster.js", "tables
 
 def page(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
     """Write the page and return its path."""
+    path = check_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Bytes of a name or a title that are no text: as escapes, which JSON reads.
     path.write_text(render(page_data(runs, title)), encoding="utf-8", errors="backslashreplace")

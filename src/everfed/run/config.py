@@ -5,9 +5,6 @@ Keys, types and defaults come from the registered classes. Unknown keys are erro
 
 from __future__ import annotations
 
-import json
-import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from copy import deepcopy
@@ -17,20 +14,30 @@ from typing import Any
 
 import numpy as np
 
-from everfed import plugins, registry
+from everfed import checks, plugins, registry
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, unknown
+from everfed.errors import InputError, first_line, unknown
 from everfed.methods import METHODS
 from everfed.registry import lookup
 from everfed.run import live
-from everfed.run.experiment import TABLES, Experiment, choices, kind_of
+from everfed.run.experiment import TABLES, Experiment, kind_of
 from everfed.run.fleets import CycleFleet
+from everfed.run.toml import (
+    DEEPEST,
+    flat as flat,
+    parse as parse,
+    parse_setting as parse_setting,
+    parse_value as parse_value,
+    raw_to_toml as raw_to_toml,
+    show,
+)
 
 # Of files that are written out. The first format had no such key, and other rules under two of today's names.
 FORMAT = 2
 _RENAMED = {"mifa": "last-updates", "scaffold": "ht-scaffold"}
 _WRITTEN_OUT = {"data", "split", "fleet", "policy", "model", "client", "rounds", "local_steps", "batch_size", "seed"}
 
+_LARGEST = 10_000_000  # bytes of a file
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -91,12 +98,12 @@ def from_dict(raw: Mapping[str, Any]) -> Experiment:
 def method_settings(tables: Any) -> dict[str, dict[str, Any]]:
     """The tables `methods.NAME` of a file as dotted keys, those that set a kind before the kind's options."""
     if not isinstance(tables, Mapping):
-        raise InputError(f"methods is {_show(tables)}; it must hold a table of settings per method.")
+        raise InputError(f"methods is {show(tables)}; it must hold a table of settings per method.")
     out = {}
     for method, table in tables.items():
         lookup(METHODS, method, "method")
         if not isinstance(table, Mapping):
-            raise InputError(f"methods.{method} is {_show(table)}; it must be a table of settings.")
+            raise InputError(f"methods.{method} is {show(table)}; it must be a table of settings.")
         if quoted := _quoted(table):
             raise InputError(
                 f"methods.{method}: unknown key '{quoted[0]}' in quotes; in TOML write {quoted[0]} without them, "
@@ -115,7 +122,7 @@ def tuned_on(raw: Mapping[str, Any]) -> list[int]:
     """The seeds that a file's settings were tuned on; report results on others."""
     seeds = raw.get("tuned_on", [])
     if not isinstance(seeds, list) or any(type(seed) is not int for seed in seeds):
-        raise InputError(f"tuned_on is {_show(seeds)}; it must be a list of seeds, such as [1000, 1001].")
+        raise InputError(f"tuned_on is {show(seeds)}; it must be a list of seeds, such as [1000, 1001].")
     return seeds
 
 
@@ -132,8 +139,7 @@ def _experiment(raw: Mapping[str, Any]) -> Experiment:
     written = values.pop("format", FORMAT)
     if written not in range(1, FORMAT + 1):
         raise InputError(
-            f"format is {_show(written)}, but this version of everfed reads formats up to {FORMAT}; use a newer "
-            "version."
+            f"format is {show(written)}, but this version of everfed reads formats up to {FORMAT}; use a newer version."
         )
     clash = [key for key in ("policy", "server") if key in values]
     if "method" in values and clash:
@@ -146,25 +152,47 @@ def _experiment(raw: Mapping[str, Any]) -> Experiment:
 def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     """An instance of a dataclass from a table of values, or an error that says where."""
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in registry.options(cls) if not f.metadata.get("live")]
-    recalled = {key: found for key, value in raw.items() if (found := live.recall(value))}
-    absent = {f.name for f in registry.options(cls) if f.metadata.get("live") and raw.get(f.name, 0) is None}
-    for key in raw.keys() - recalled.keys() - absent:
-        if key not in names:
-            valid = names if where else [*names, "method", "methods", "tuned_on"]
-            message = unknown("key", where + key, [where + name for name in valid])
-            raise InputError(message if valid else f"unknown key '{where + key}': '{where[:-1]}' takes no options.")
-    given = {key: value for key, value in raw.items() if key not in recalled and key in names}
-    values = recalled | {key: _value(hints[key], value, where + key) for key, value in given.items()}
+    written = {f.name for f in registry.options(cls) if not f.metadata.get("live")}
+    objects = {f.name for f in registry.options(cls)} - written
+    values = {}
+    for key, value in raw.items():
+        if key in written or (key in objects and live.recall(value)):
+            values[key] = _value(hints[key], value, where + key)
+        elif key not in objects or value is not None:
+            raise InputError(_unknown_key(cls, key, where, written))
     try:
-        return cls(**values)
+        made = cls(**values)
+        if not isinstance(made, checks.Checked):  # the kinds of plugins need not derive from it
+            checks.check_fields(made)
+        return made
     except InputError as error:
         raise InputError(f"{where[:-1]}: {error}" if where else str(error)) from None
 
 
+def _unknown_key(cls: type[Any], key: str, where: str, names: set[str]) -> str:
+    """What to say of a key that a class does not have: often another kind of the same table has it, or a part."""
+
+    def having(table: Mapping[str, type[Any]] | None) -> list[str]:
+        return [kind for kind, one in (table or {}).items() if any(f.name == key for f in registry.options(one))]
+
+    if not where:
+        hints = typing.get_type_hints(cls)
+        if parts := [name for name in names if having(table_of(hints[name]))]:
+            meant = " or ".join(f"'{part}.{key}'" for part in sorted(parts))
+            return f"unknown key '{key}'. Did you mean {meant}?"
+        return unknown("key", key, [*names, "method", "methods", "tuned_on"])
+    table = next((table for table in TABLES.values() if cls in table.values()), {})
+    if others := having(table):
+        mine = next(kind for kind, one in table.items() if one is cls)
+        return f"unknown key '{where}{key}': the kind '{mine}' does not have it, only {', '.join(others)}."
+    if not names:
+        return f"unknown key '{where}{key}': '{where[:-1]}' takes no options."
+    return unknown("key", key, names, where)
+
+
 def table_of(hint: Any) -> Mapping[str, type[Any]] | None:
     """The table that a part comes from; live objects, which it may be as well, are not written in files."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = typing.get_args(hint) if checks.is_union(hint) else (hint,)
     return next((TABLES[kind] for kind in kinds if kind in TABLES), None)
 
 
@@ -177,13 +205,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         (inner, _) = typing.get_args(hint)
         if not isinstance(value, list | tuple):
             example = f'[{{kind = "{next(iter(TABLES[inner]))}"}}]' if inner in TABLES else "[1, 5, 10]"
-            raise InputError(f"{where} is {_show(value)}; it must be a list, such as {example}.")
+            raise InputError(f"{where} is {show(value)}; it must be a list, such as {example}.")
         return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
-            raise InputError(f"{where} is {_show(value)}; it must be a table of options.")
+            raise InputError(f"{where} is {show(value)}; it must be a table of options.")
         return _decode(hint, value, where + ".")
-    if isinstance(hint, types.UnionType):  # a value that may be left out, or be live
+    if checks.is_union(hint):  # a value that may be left out, or be live
         if value is None:
             return None
         hint = next(part for part in typing.get_args(hint) if part in _PLAIN)
@@ -192,10 +220,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint not in _PLAIN:
         raise InputError(f"{where} has the type {hint}; an option must be a number, a string or a list of them.")
     if type(value) is not hint:
-        raise InputError(f"{where} is {_show(value)}; it must be {_PLAIN[hint]}.")
-    valid = choices(where)
-    if valid and value not in valid and not str(value).startswith("cuda:"):
-        raise InputError(unknown(where, value, valid))
+        raise InputError(f"{where} is {show(value)}; it must be {_PLAIN[hint]}.")
     return value
 
 
@@ -203,22 +228,11 @@ def _choice(table: Mapping[str, type[Any]], value: Any, where: str) -> Any:
     """A value of a table: its name alone, or {kind = name, option = ...}."""
     options = {"kind": value} if isinstance(value, str) else value
     if not isinstance(options, Mapping):
-        raise InputError(f"{where} is {_show(value)}; it must be a name or a table with a kind: {', '.join(table)}.")
+        raise InputError(f"{where} is {show(value)}; it must be a name or a table with a kind: {', '.join(table)}.")
     if "kind" not in options:
         raise InputError(f"{where} has no kind; give one of {', '.join(table)}.")
     kind = lookup(table, str(options["kind"]), f"{where} kind")
     return _decode(kind, {k: v for k, v in options.items() if k != "kind"}, where + ".")
-
-
-def _show(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str | bool | int | float | list | dict) else str(value)
-
-
-def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source} is not valid TOML: {error}.") from None
 
 
 def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
@@ -227,11 +241,17 @@ def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
     trusted: whether its plugins may be loaded from its folder or the current folder.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"'{path}' is a folder or a device; give an experiment file.")
+        if path.stat().st_size > _LARGEST:
+            raise InputError(f"'{path}' is not an experiment file: it has more than {_LARGEST // 10**6} MB.")
         raw = _in_todays_words(parse(path.read_text(encoding="utf-8"), str(path)))
     except FileNotFoundError:
         raise InputError(f"there is no experiment file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the experiment file '{path}' cannot be read: {error}.") from None
+        raise InputError(f"the experiment file '{path}' cannot be read: {first_line(error)}.") from None
+    if not raw:
+        raise InputError(f"'{path}' sets no key; `everfed presets show digits` prints an experiment to start from.")
     folder = path.absolute().parent
     plugins.load_installed()
     plugins.load(raw.get("plugins", []), [Path.cwd(), folder] if trusted else [], trusted=trusted)
@@ -261,7 +281,8 @@ def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
         raw = {**raw, "policy": {{"least": "min_units"}.get(key, key): value for key, value in policy.items()}}
     if "format" in raw or not raw.keys() >= _WRITTEN_OUT or not isinstance(server, dict) or "place" not in server:
         return raw
-    return {**raw, "server": {**server, "kind": _RENAMED.get(server.get("kind", ""), server.get("kind"))}}
+    kind = server.get("kind")
+    return {**raw, "server": {**server, "kind": _RENAMED.get(str(kind), kind)}}
 
 
 def change(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -270,6 +291,8 @@ def change(raw: dict[str, Any], key: str, value: Any) -> None:
     It applies to every method, and overrides the settings of single methods.
     """
     *path, last = key.split(".")
+    if len(path) > DEEPEST:
+        raise InputError(f"unknown key '{key[:60]}...'; keys have few dots, such as client.schedule.final.")
     for settings in raw.get("methods", {}).values() if isinstance(raw.get("methods"), dict) else ():
         if isinstance(settings, dict) and key.split(".")[0] in settings:
             if key.removesuffix(".kind").count(".") == 0:
@@ -311,37 +334,9 @@ def _default_part(name: str) -> dict[str, Any]:
     return to_dict(default)
 
 
-def parse_value(text: str) -> Any:
-    """A value from the command line: TOML if it parses, else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """'client.lr=0.01' as (key, value)."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"'{text}' is not a setting; write key=value, such as client.lr=0.01.")
-    return key.strip(), parse_value(value.strip())
-
-
 def to_toml(experiment: Experiment) -> str:
     """The experiment as a TOML file, every default written out."""
     return raw_to_toml(to_dict(experiment))
-
-
-def raw_to_toml(raw: Mapping[str, Any]) -> str:
-    """The content of an experiment file as TOML; settings of one method alone as one dotted key a line."""
-    raw = _given(raw)
-    lines = [f"{key} = {_toml(value)}" for key, value in raw.items() if not isinstance(value, dict)]
-    for name, part in raw.items():
-        if isinstance(part, dict) and name != "methods":
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in part.items())]
-    for method, table in raw.get("methods", {}).items():
-        lines += ["", f"[methods.{method}]", *(f"{key} = {_toml(value)}" for key, value in flat(table).items())]
-    return "\n".join(lines) + "\n"
 
 
 def to_file(experiment: Experiment) -> str:
@@ -365,34 +360,8 @@ def by_content(experiment: Experiment) -> Experiment:
     return replace(experiment, fleet=experiment.fleet.with_files(place))
 
 
-def _given(value: Any) -> Any:
-    """Without what is left out: TOML has no word for it."""
-    if isinstance(value, dict):
-        return {key: _given(part) for key, part in value.items() if part is not None}
-    return [_given(part) for part in value] if isinstance(value, list) else value
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    # But for infinity and one control character, numbers, true/false and quoted texts are alike in JSON.
-    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
-
-
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
     """Dotted keys whose values differ, with both values; files differ by their content."""
     defaults = {f.name: f.default for f in fields(Experiment) if f.metadata.get("left_out")}
     one, two = (defaults | flat(to_dict(by_content(each))) for each in (a, b))
     return {k: (one.get(k), two.get(k)) for k in dict.fromkeys([*one, *two]) if one.get(k) != two.get(k)}
-
-
-def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys; a live object is one value, its name with a mark of its content."""
-    out: dict[str, Any] = {}
-    for key, value in content.items():
-        if known := live.recall(value):
-            value = known.label
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
+import everfed.trainers.choose  # noqa: F401 - its table
 from everfed import plugins, registry
-from everfed.checks import check_count, check_within
+from everfed.checks import BelowOne, Checked, Count, CountOrZero, Seed
 from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.dataset import CentralDataset
 from everfed.data.datasets import DATASETS, Digits, Source
@@ -31,11 +31,9 @@ from everfed.learning.gradients import GRADIENT_RULES, GradientRule
 from everfed.learning.models import MODELS, Mlp, Model
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
 from everfed.learning.precision import PRECISIONS
-from everfed.learning.rows import PLACES, check_place
+from everfed.learning.rows import Place
 from everfed.learning.task import Loss
 from everfed.methods import METHODS, Method, as_method
-from everfed.random import check_seed
-from everfed.registry import lookup
 from everfed.run.fingerprint import fingerprint
 from everfed.run.fleets import FLEETS, CycleFleet, FleetSpec
 from everfed.run.live import Live
@@ -44,7 +42,6 @@ from everfed.scheduling.table import POLICIES
 from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
 from everfed.server.rules import ServerRule, Sum
 from everfed.server.table import SERVER_RULES
-from everfed.trainers.choose import TRAINERS
 
 # The table of each part of an experiment, and of nested parts (an optimiser's schedule).
 TABLES: dict[Any, dict[str, type[Any]]] = {
@@ -76,17 +73,13 @@ class Seeds(NamedTuple):
     schedule: int  # energy arrivals, the cost of rounds, and the schedule
 
 
-# Parts that may be given by name.
-_PARTS = ("data", "split", "fleet", "policy", "server", "server_optimizer", "model", "client", "compression")
-
-
 def _later(default: Any, **metadata: str) -> Any:
     """A key that files omit at its default, so that the names of older folders stay the same."""
     return field(default=default, metadata={"left_out": True, **metadata})
 
 
 @dataclass(frozen=True, eq=False)
-class Experiment:
+class Experiment(Checked):
     """A run. The defaults are the preset digits with one rate for all methods: 40 clients, the paper's energy."""
 
     data: DataPart = Digits()
@@ -100,25 +93,25 @@ class Experiment:
     client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
     gradients: tuple[GradientRule, ...] = ()  # applied to gradients before the client's step, in this order
     compression: Compressor = Whole()
-    rounds: int = 400
-    local_steps: int = 5
-    batch_size: int = 10
+    rounds: Count = 400
+    local_steps: Count = 5
+    batch_size: Count = 10
     keep_state: bool = True  # whether a client's optimiser state persists to its next round
-    state_place: str = "device"  # where it is kept: device (the one that trains) or disk
-    eval_every: int = 0  # rounds between evaluations; 0: twenty times in the run
-    seed: int = 0
-    device: str = "auto"
+    state_place: Place = "device"  # where it is kept: device (the one that trains) or disk
+    eval_every: CountOrZero = 0  # rounds between evaluations; 0: twenty times in the run
+    seed: Seed = 0
+    device: Annotated[str, ("auto", "cpu", "cuda")] = "auto"
     trainer: str = field(default="auto", metadata={"names": "trainer"})
     # Whether to compare it with plain autograd on a few of the run's samples before the run.
     check_trainer: bool = _later(True)
-    precision: str = "float32"
+    precision: Annotated[str, tuple(PRECISIONS)] = "float32"
     # Each kind of random draw can have its own seed; None: `seed`.
-    split_seed: int | None = _later(None)
-    init_seed: int | None = _later(None)
-    batch_seed: int | None = _later(None)
-    schedule_seed: int | None = _later(None)
+    split_seed: Seed | None = _later(None)
+    init_seed: Seed | None = _later(None)
+    batch_seed: Seed | None = _later(None)
+    schedule_seed: Seed | None = _later(None)
     # The fraction of the training samples that is held out and evaluated on instead of the test set.
-    validation: float = _later(0.0)
+    validation: BelowOne = _later(0.0)
     # A scalar function of (outputs, targets). None: cross entropy for classes, squared error for float targets.
     loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
     # Names or functions of (outputs, targets), computed at every evaluation in addition to loss and accuracy.
@@ -127,21 +120,14 @@ class Experiment:
     plugins: tuple[str, ...] = _later(())
 
     def __post_init__(self) -> None:
-        for part in fields(self):
-            _take_part(self, part.name)
-        for name, least in (("rounds", 1), ("local_steps", 1), ("batch_size", 1), ("eval_every", 0)):
-            check_count(name, getattr(self, name), least)
+        if isinstance(self.data, list | tuple):
+            object.__setattr__(self, "data", from_arrays(self.data))
+        device: Any = self.device
+        if isinstance(device, torch.device):
+            object.__setattr__(self, "device", str(device))
+        super().__post_init__()
         if self.rounds * self.local_steps >= 2**32:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
-        if not hasattr(self.client, "as_torch") and not isinstance(self.client, Live):
-            raise InputError(f"client is {self.client!r}; it must be a value such as SGD(0.1).")
-        if not hasattr(self.compression, "compress"):
-            raise InputError(f"compression is {self.compression!r}; it must be a value such as Qsgd(8).")
-        check_place(self.state_place, "state_place", "the clients' optimiser state is")
-        check_seed(self.seed)
-        for name in ("split_seed", "init_seed", "batch_seed", "schedule_seed"):
-            check_seed(getattr(self.seeds, name.removesuffix("_seed")), name)
-        check_within("[0, 1)", validation=self.validation)
         own_metrics(self.metrics)
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
@@ -227,6 +213,8 @@ class Experiment:
                     "validation holds samples out before the split, but these data are already split; leave "
                     "validation at 0 and pass the validation set as the test set."
                 )
+            if self.split != Experiment.split:
+                raise InputError(f"split is {self.split}, but these data are already split over clients; remove it.")
             return self.data
         seed = self.seeds.split
         data: Any = self.data if isinstance(self.data, CentralDataset) else self.data.load()  # type: ignore[union-attr]
@@ -245,36 +233,6 @@ def _alike(one: Any, two: Any) -> bool:
     return fingerprint(one) == fingerprint(two)
 
 
-def _take_part(experiment: Experiment, name: str) -> None:
-    """Convert names to instances, and lists of (x, y) to federated data."""
-    value = getattr(experiment, name)
-    if name == "gradients":
-        if hasattr(value, "adjust") or isinstance(value, str):
-            raise InputError(f"gradients is {value!r}; it must be a list of rules, such as [Clip(1.0)].")
-        taken: Any = tuple(
-            lookup(GRADIENT_RULES, one, "gradient rule")() if isinstance(one, str) else one for one in value
-        )
-    elif name in _PARTS and name != "model" and isinstance(value, type):
-        raise InputError(f"{name} is the class {value.__name__}; give a value of it, such as {value.__name__}().")
-    elif name in _PARTS and isinstance(value, str):
-        taken = lookup(registry.kinds(name), value, name.replace("_", " "))()
-    elif name == "data" and isinstance(value, list | tuple):
-        taken = from_arrays(value)
-    elif name in ("metrics", "plugins") and isinstance(value, list | str):
-        if isinstance(value, str):
-            raise InputError(f"{name} is {value!r}; it must be a list, as in [{value!r}].")
-        taken = tuple(value)
-    elif isinstance(value, torch.device):
-        taken = str(value)
-    elif isinstance(value, np.integer | np.floating):
-        taken = value.item()
-    elif name == "fleet" and not isinstance(value, Fleet | Live) and not hasattr(value, "build"):
-        raise InputError(f"the fleet is a {type(value).__name__}; make one with Fleet.from_cycles.")
-    else:
-        return
-    object.__setattr__(experiment, name, taken)
-
-
 def _with_plugins(loaded: None, values: dict[str, Any]) -> Experiment:
     """Unpickle an experiment after its plugins have been loaded."""
     return Experiment(**values)
@@ -287,13 +245,3 @@ def kind_of(value: Any) -> str:
             if type(value) is kind:
                 return name
     return value.name if isinstance(value, Live) else type(value).__name__
-
-
-def choices(name: str) -> list[str] | None:
-    """Valid values of a plain key, if it has a fixed set."""
-    return {
-        "trainer": list(TRAINERS),
-        "device": ["auto", "cpu", "cuda"],
-        "precision": list(PRECISIONS),
-        "state_place": list(PLACES),
-    }.get(name)

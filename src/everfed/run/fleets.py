@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from everfed import registry
 from everfed.arrays import Ints
-from everfed.checks import check_count
+from everfed.checks import Checked, Count, CountOrZero, NonNegative
 from everfed.energy.arrivals import ARRIVALS
 from everfed.energy.fleet import Fleet, check_clients
 from everfed.energy.physical import DeviceFleet, Encoding
@@ -41,16 +41,16 @@ class FleetSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class CycleFleet:
+class CycleFleet(Checked):
     """A fleet from the paper's renewal cycles, assigned in turn: client i has cycles[i mod len]."""
 
     energy_unit: ClassVar[str] = "units"
-    clients: int = 40
-    cycles: tuple[int, ...] = (1, 5, 10, 20)
-    offsets: tuple[int, ...] = ()  # first round with energy: none, one per cycle, or one per client
+    clients: Count = 40
+    cycles: tuple[Count, ...] = (1, 5, 10, 20)
+    offsets: tuple[CountOrZero, ...] = ()  # first round with energy: none, one per cycle, or one per client
     arrivals: str = field(default="lump", metadata={"names": "arrivals"})
-    capacity: float = 0.0  # battery in units; 0: as large as needed
-    spell: float = 0.0  # mean length of markov's good spells in rounds; 0: four
+    capacity: NonNegative = 0.0  # battery in units; 0: as large as needed
+    spell: Annotated[float, "[0, 1e6]"] = 0.0  # mean length of markov's good spells in rounds; 0: four
 
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
         if encoding and len(encoding.choices()) > 1:
@@ -58,7 +58,6 @@ class CycleFleet:
                 f"{type(encoding).__name__} compression trades the energy of sending against noise, but a fleet of "
                 "cycles has no energies in joules; use a fleet of devices, or compression 'qsgd' and its bits."
             )
-        check_count("clients", self.clients)
         check_clients(self.clients)
         if len(self.cycles) == 0:
             raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")

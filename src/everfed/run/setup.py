@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
-from everfed.errors import InputError, some, warn
+from everfed.errors import InputError, first_line, some, warn
 from everfed.learning import models
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.gradients import GradientRule
@@ -147,7 +147,10 @@ def _instance(
             return kind.build(data.input_shape(), data.classes)
         if not callable(model):
             raise InputError(f"the model is {model!r}; give a module, a function that returns one, or a name.")
-        made = model()
+        try:
+            made = model()
+        except TypeError as error:
+            raise InputError(f"the model {model!r} cannot be called without arguments: {first_line(error)}.") from error
         if not isinstance(made, nn.Module):
             raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
         if any(isinstance(p, nn.UninitializedParameter) for p in made.parameters()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everfed.checks import checked
 from everfed.learning.task import free_budget
 from everfed.run.experiment import Experiment
 from everfed.run.loop import Run
@@ -22,7 +23,8 @@ def start(
     memory_budget: bytes for the clients trained at once; None: from the free memory.
     strict_horizon: raise an error instead of a warning if the horizon cuts some client's last window short.
     """
-    setup = Setup(experiment)
+    checked("strict_horizon", strict_horizon, bool)
+    setup = Setup(checked("experiment", experiment, Experiment))
     server = setup.server(on_divergence)
     if memory_budget is None:
         memory_budget = free_budget(setup.device)

@@ -14,7 +14,7 @@ import numpy as np
 
 from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
-from everfed.checks import check_within
+from everfed.checks import Count
 from everfed.energy.battery import IDEAL, TOLERANCE
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
@@ -38,10 +38,7 @@ class KnownArrivals(Policy):
     gradually needs a battery of two units.
     """
 
-    horizon: int = 1000
-
-    def __post_init__(self) -> None:
-        check_within("[1, inf)", horizon=self.horizon)
+    horizon: Count = 1000
 
     @property
     def foresight(self) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 
 from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds
+from everfed.checks import Checked
 from everfed.energy.fleet import Fleet
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov
 
@@ -89,7 +90,7 @@ class Energy(Enum):
     UNLIMITED = "unlimited"  # energy is assumed to be unlimited, as an upper bound
 
 
-class Policy(ABC):
+class Policy(Checked, ABC):
     """The base of every policy: `step` decides, everything else has a default. `POLICIES` lists the built-in ones."""
 
     energy: ClassVar[Energy] = Energy.OBEYED

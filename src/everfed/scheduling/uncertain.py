@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from everfed import random
 from everfed.arrays import Floats
-from everfed.checks import check_count, check_within
+from everfed.checks import Count
 from everfed.errors import InputError
 from everfed.scheduling.policies import Clients, Decision, Policy, State, View
 
@@ -90,12 +90,8 @@ class Thrifty(Policy):
     cycle, with any supply.
     """
 
-    min_units: int = 1
-    chance: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_count("min_units", self.min_units)
-        check_within("(0, 1]", chance=self.chance)
+    min_units: Count = 1
+    chance: Annotated[float, "(0, 1]"] = 1.0
 
     def init(self, clients: Clients, round: int = 0) -> State:
         capacity = np.floor(clients.capacity + 1e-9)
@@ -142,11 +138,8 @@ class SelfWeighted(Policy):
     """
 
     learns: ClassVar[bool] = True
-    cutoff: int = 200
-    memory: int = 1000
-
-    def __post_init__(self) -> None:
-        check_within("[1, inf)", cutoff=self.cutoff, memory=self.memory)
+    cutoff: Count = 200
+    memory: Count = 1000
 
     def init(self, clients: Clients, round: int = 0) -> State:
         shape = clients.shape()

@@ -12,6 +12,7 @@ from everfed.arrays import Floats, Ints, part_of
 from everfed.errors import InputError
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import SGD
+from everfed.learning.rows import Place
 from everfed.learning.task import Trained
 from everfed.server.aggregate import Aggregator, Setting
 from everfed.server.rules import KeepingRule, ServerRule
@@ -36,7 +37,7 @@ class Scaffold(KeepingRule):
 
     normalizes: ClassVar[bool] = True
     heeds_scales: ClassVar[bool] = False
-    place: str = "device"
+    place: Place = "device"
 
     def start(self, setting: Setting) -> Aggregator:
         return _Scaffold(self, setting, self.place)
@@ -50,7 +51,7 @@ class HTScaffold(KeepingRule):
     it stays sum p_i c_i. place: 'device' or 'disk', where the c_i are kept.
     """
 
-    place: str = "device"
+    place: Place = "device"
 
     def start(self, setting: Setting) -> Aggregator:
         return _Scaffold(self, setting, self.place)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.checks import check_within
+from everfed.checks import Count
 from everfed.server.aggregate import Arrays, Weighting
 from everfed.server.rules import PlainRule
 
@@ -29,10 +29,7 @@ class FedAU(PlainRule):
     """
 
     heeds_scales: ClassVar[bool] = False
-    cutoff: int = 50
-
-    def __post_init__(self) -> None:
-        check_within("[1, inf)", cutoff=self.cutoff)
+    cutoff: Count = 50
 
     def weighting(self, clients: int) -> Weighting:
         return _MeanInterval(clients, self.cutoff)

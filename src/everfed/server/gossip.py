@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints
-from everfed.checks import check_within
+from everfed.checks import Positive
 from everfed.learning.task import Starts, Trained
 from everfed.server.aggregate import Aggregator, Setting, Weighting
 from everfed.server.experience import SinceLast
@@ -34,10 +34,7 @@ class FedAWE(PlainRule):
     """
 
     heeds_scales: ClassVar[bool] = False
-    rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", rate=self.rate)
+    rate: Positive = 1.0
 
     def weighting(self, clients: int) -> Weighting:
         return SinceLast(clients)

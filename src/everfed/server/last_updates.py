@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints, part_of
-from everfed.checks import check_within
+from everfed.checks import Fraction
 from everfed.errors import InputError
+from everfed.learning.rows import Place
 from everfed.learning.task import Trained
 from everfed.server.aggregate import Aggregator, Outcome, Setting
 from everfed.server.rules import KeepingRule, ServerRule
@@ -44,7 +45,7 @@ class LastUpdates(KeepingRule):
 
     heeds_scales: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
-    place: str = "device"
+    place: Place = "device"
 
     def start(self, setting: Setting) -> Aggregator:
         return _StandingIn(self, setting, self.place)
@@ -67,7 +68,7 @@ class Mifa(KeepingRule):
     heeds_scales: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
     wait: bool = True
-    place: str = "device"
+    place: Place = "device"
 
     def start(self, setting: Setting) -> Aggregator:
         return _Mifa(self, setting, self.place, self.wait)
@@ -85,7 +86,7 @@ class FedVarp(KeepingRule):
     normalizes: ClassVar[bool] = True
     heeds_scales: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
-    place: str = "device"
+    place: Place = "device"
 
     def start(self, setting: Setting) -> Aggregator:
         return _Remembering(self, setting, self.place)
@@ -104,12 +105,8 @@ class Varp(KeepingRule):
     """
 
     remembers: ClassVar[bool] = True
-    memory: float = 0.5
-    place: str = "device"
-
-    def __post_init__(self) -> None:
-        check_within("[0, 1]", memory=self.memory)
-        super().__post_init__()
+    memory: Fraction = 0.5
+    place: Place = "device"
 
     def start(self, setting: Setting) -> Aggregator:
         if self.memory == 0.0:

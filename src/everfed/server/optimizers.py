@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from everfed import registry
-from everfed.checks import check_within
+from everfed.checks import BelowOne, Checked, Positive
 
 State = dict[str, Tensor]
 
@@ -34,14 +34,11 @@ class ServerOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class ServerSGD:
+class ServerSGD(Checked):
     """w + lr * u. lr = 1 is Algorithm 1 as published; a smaller lr is the simplest way to reduce noise."""
 
     linear: ClassVar[bool] = True
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", lr=self.lr)
+    lr: Positive = 1.0
 
     def init(self, size: int, device: torch.device) -> State:
         return {}
@@ -51,7 +48,7 @@ class ServerSGD:
 
 
 @dataclass(frozen=True)
-class ServerMomentum:
+class ServerMomentum(Checked):
     """FedAvgM (Hsu et al., 2019): m <- beta m + u, w + lr * m.
 
     In the long run it moves by lr / (1 - beta) times the updates, so lr = 1 - beta keeps the step size of plain
@@ -60,12 +57,8 @@ class ServerMomentum:
     """
 
     linear: ClassVar[bool] = True
-    lr: float = 0.1
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", lr=self.lr)
-        check_within("[0, 1)", beta=self.beta)
+    lr: Positive = 0.1
+    beta: BelowOne = 0.9
 
     def init(self, size: int, device: torch.device) -> State:
         return {"momentum": torch.zeros(size, device=device)}
@@ -75,20 +68,16 @@ class ServerMomentum:
 
 
 @dataclass(frozen=True)
-class _Adaptive(ABC):
+class _Adaptive(Checked, ABC):
     """m <- beta1 m + (1 - beta1) u; v by the rule's own law; w + lr * m / (sqrt(v) + tau).
 
     Reddi et al., ICLR 2021. v starts at tau^2; tau bounds how much small updates are amplified.
     """
 
     linear: ClassVar[bool] = False
-    lr: float = 0.1
-    beta1: float = 0.9
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        check_within("(0, inf)", lr=self.lr, tau=self.tau)
-        check_within("[0, 1)", beta1=self.beta1)
+    lr: Positive = 0.1
+    beta1: BelowOne = 0.9
+    tau: Positive = 1e-3
 
     def init(self, size: int, device: torch.device) -> State:
         start = torch.full((size,), self.tau**2, device=device)
@@ -112,11 +101,7 @@ class ServerAdam(_Adaptive):
     there, which undoes part of the scale that makes Algorithm 1 unbiased.
     """
 
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("[0, 1)", beta2=self.beta2)
+    beta2: BelowOne = 0.99
 
     def _track(self, square: Tensor, now: Tensor) -> None:
         square.lerp_(now, 1.0 - self.beta2)
@@ -129,11 +114,7 @@ class ServerYogi(_Adaptive):
     Not for fleets whose rare clients hold distinct data; see `ServerAdam`.
     """
 
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("[0, 1)", beta2=self.beta2)
+    beta2: BelowOne = 0.99
 
     def _track(self, square: Tensor, now: Tensor) -> None:
         square.sub_((1.0 - self.beta2) * now * torch.sign(square - now))
@@ -146,7 +127,7 @@ class ServerAdaGrad(_Adaptive):
     Not for long runs, nor for fleets whose rare clients hold distinct data.
     """
 
-    beta1: float = 0.0
+    beta1: BelowOne = 0.0
 
     def _track(self, square: Tensor, now: Tensor) -> None:
         square.add_(now)

@@ -8,13 +8,13 @@ updates (`last_updates`, `control`) add to that sum in their own `Aggregator`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
 
 from everfed.arrays import Floats, Ints
-from everfed.checks import check_within
-from everfed.learning.rows import check_place
+from everfed.checks import Checked
+from everfed.learning.rows import Place
 from everfed.server.aggregate import Aggregator, Arrays, Setting, Weighting, WeightingRule
 
 
@@ -49,7 +49,7 @@ class UnitScales(ClientScales):
         return np.ones(len(clients))
 
 
-class PlainRule:
+class PlainRule(Checked):
     """Defaults of a rule that stores no updates: a base for new rules."""
 
     normalizes: ClassVar[bool] = False
@@ -66,10 +66,7 @@ class PlainRule:
 class KeepingRule(PlainRule):
     """Base of rules that store a vector per client. place: where, 'device' or 'disk'."""
 
-    place: str
-
-    def __post_init__(self) -> None:
-        check_place(self.place)
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -96,10 +93,7 @@ class Truncated(PlainRule):
     shows that bias. Not for fleets whose rare clients hold distinct data.
     """
 
-    limit: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_within("[1, inf)", limit=self.limit)  # 1 is the scale of a client with cycle 1
+    limit: Annotated[float, "[1, inf)"] = 10.0  # 1 is the scale of a client with cycle 1
 
     def weighting(self, clients: int) -> Weighting:
         return CappedScales(self.limit)

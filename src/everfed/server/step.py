@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints, part_of
+from everfed.checks import checked
 from everfed.errors import DivergenceError, InputError, some
 from everfed.learning.task import Trained
 from everfed.server.aggregate import Outcome, Setting
@@ -34,8 +35,7 @@ class Server:
     ) -> None:
         if not hasattr(optimizer, "linear"):
             raise InputError(f"server_optimizer is {optimizer!r}; it must be a value such as ServerSGD(1.0).")
-        if on_divergence not in ("stop", "skip"):
-            raise InputError(f"on_divergence is '{on_divergence}'; it must be 'stop' or 'skip'.")
+        checked("on_divergence", on_divergence, Annotated[str, ("stop", "skip")])
         self.rule, self.optimizer, self.skips = rule.start(setting), optimizer, on_divergence == "skip"
         if self.rule.starts and optimizer != ServerSGD():
             raise InputError(

@@ -25,15 +25,15 @@ from everfed.learning.optim import rate
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
-from everfed.run.live import Live, objects, restored
+from everfed.run.live import objects, restored
 from everfed.store import legacy
 from everfed.store.check import repair_run
 from everfed.store.checkpoint import checkpoints
 from everfed.store.digests import NAME as DIGESTS, Digests, write_of_run
-from everfed.store.files import DamagedError, StoreError, digest_of, disk_error, write_atomically
+from everfed.store.files import DamagedError, StoreError, digest, digest_of, disk_error, write_atomically
 from everfed.store.fleet_file import NAME as FLEET_FILE, saved_fleet
 from everfed.store.lock import Place
-from everfed.store.reading import read_experiment, read_result, read_starts
+from everfed.store.reading import read_experiment, read_result, read_starts, traces
 from everfed.store.records import NAME as RECORDS, whole_records
 
 
@@ -51,7 +51,7 @@ class RunFolder:
         more rounds extends the stored one; one that differs otherwise replaces it if that has not trained yet.
         """
         pinned = experiment.pinned()
-        if _traces(pinned) and not (self.path / "experiment.toml").exists():
+        if traces(pinned) and not (self.path / "experiment.toml").exists():
             pinned.make_fleet()  # a trace that cannot be read is refused before a folder is tied to it
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -61,6 +61,7 @@ class RunFolder:
             stored = self._stored(pinned)
             legacy.check_resumable(self.path, stored)
             _check_traces(self.path, stored, pinned)
+            _mend_traces(stored, pinned)
             if different := config.differences(stored, pinned):
                 stored = self._changed(stored, pinned, different)
         except OSError as error:
@@ -180,7 +181,7 @@ def _write_experiment(folder: Path, experiment: Experiment) -> None:
         content = saved_fleet(experiment.fleet)
         if content is not None:
             write(FLEET_FILE, content)
-    for path, sha256 in _traces(experiment):
+    for path, sha256 in traces(experiment):
         place, content = folder / _place(path, sha256), Path(path).read_bytes()
         if digest_of(content) != sha256:
             raise InputError(f"the trace {path} has changed since the run was described; describe it again.")
@@ -192,7 +193,7 @@ def _write_experiment(folder: Path, experiment: Experiment) -> None:
 def _text(experiment: Experiment) -> str:
     """The experiment's file. Its paths are relative to it, so that a folder can be moved."""
     text = config.to_file(experiment)
-    for path, sha256 in _traces(experiment):
+    for path, sha256 in traces(experiment):
         there, here = json.dumps(path, ensure_ascii=False), json.dumps(_place(path, sha256), ensure_ascii=False)
         text = text.replace(f"trace = {there}", f"trace = {here}")
     return text
@@ -202,28 +203,27 @@ def _place(path: str, sha256: str) -> str:
     return f"traces/{sha256[:12]}/{Path(path).name}"
 
 
-def _traces(experiment: Experiment) -> list[tuple[str, str]]:
-    """(path, SHA-256) of every file that the experiment names."""
-    found: list[tuple[str, str]] = []
-
-    def note(path: str, sha256: str) -> str:
-        found.append((path, sha256))
-        return path
-
-    if not isinstance(experiment.fleet, Fleet | Live):
-        experiment.fleet.with_files(note)
-    return found
-
-
 def _check_traces(folder: Path, stored: Experiment, now: Experiment) -> None:
     """A run goes on with the energy it began with."""
-    for (kept, was), (path, is_now) in zip(_traces(stored), _traces(now), strict=False):
+    for (kept, was), (path, is_now) in zip(traces(stored), traces(now), strict=False):
         if was and Path(kept).name == Path(path).name and was != is_now:
             raise InputError(
                 f"the trace {path} is not the one that the run in '{folder}' started with: its SHA-256 is "
                 f"{is_now[:12]}..., and that of the copy there is {was[:12]}...; put the old file back, or choose "
                 "another folder."
             )
+
+
+def _mend_traces(stored: Experiment, now: Experiment) -> None:
+    """Copy again what was damaged."""
+    originals = {sha256: path for path, sha256 in traces(now)}
+    for path in damaged_traces(stored):
+        sha256 = next(s for p, s in traces(stored) if Path(p) == path)
+        if sha256 not in originals or digest(Path(originals[sha256])) != sha256:
+            raise DamagedError(f"the copied trace '{path}' is damaged or missing, and its original is not there either")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, Path(originals[sha256]).read_bytes())
+        warn(f"the copied trace '{path}' was damaged or missing; it has been copied again.")
 
 
 def _check_extendable(folder: Path, stored: Experiment, longer: Experiment) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from everfed.arrays import part_of
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, first_line, warn
 from everfed.run import config
 from everfed.run.experiment import Experiment
@@ -119,6 +120,25 @@ def read_experiment(folder: Path) -> Experiment:
     if fleet is not None and fingerprint(fleet) != stored.fleet.fingerprint:
         raise DamagedError(f"'{folder / FLEET_FILE}' is not the fleet that the run started with")
     return stored if fleet is None else replace(stored, fleet=fleet)
+
+
+def traces(experiment: Experiment) -> list[tuple[str, str]]:
+    """(path, SHA-256) of every file that the experiment names."""
+    found: list[tuple[str, str]] = []
+
+    def note(path: str, sha256: str) -> str:
+        found.append((path, sha256))
+        return path
+
+    if not isinstance(experiment.fleet, Fleet | Live):
+        experiment.fleet.with_files(note)
+    return found
+
+
+def damaged_traces(experiment: Experiment) -> list[Path]:
+    """The copies of traces in a run's folder that are not what they were."""
+    listed = [(Path(path), sha256) for path, sha256 in traces(experiment) if sha256]
+    return [path for path, sha256 in listed if not path.is_file() or digest(path) != sha256]
 
 
 def check_digest(folder: Path, name: str) -> None:

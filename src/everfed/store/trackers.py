@@ -10,11 +10,11 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from everfed.errors import extra
+from everfed.errors import InputError, extra, first_line
 from everfed.registry import lookup
 from everfed.run import config
 from everfed.run.experiment import Experiment
@@ -79,17 +79,33 @@ class MLflow(Tracker):
     """An MLflow run in <run>/mlflow.db, or wherever MLFLOW_TRACKING_URI points."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
+        # Unless the environment says otherwise, an address without a server is an error in seconds, not in minutes.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
         mlflow = extra("mlflow", "tracking with MLflow needs", "mlflow")
         folder.mkdir(parents=True, exist_ok=True)
         address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
-        self.client: Any = mlflow.MlflowClient(tracking_uri=address)
-        self.metric: Any = mlflow.entities.Metric
-        self.run_id = self._run(experiment, folder / "mlflow-run")
+        self.address, self.metric = address, mlflow.entities.Metric
+        with self._asking():
+            self.client: Any = mlflow.MlflowClient(tracking_uri=address)
+            self.run_id = self._run(experiment, folder / "mlflow-run")
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Whatever fails in MLflow is said in one sentence."""
+        try:
+            yield
+        except Exception as error:
+            raise InputError(
+                f"MLflow at {self.address} failed: {first_line(error)}; start it or correct MLFLOW_TRACKING_URI, or go "
+                "on without --track mlflow: the run itself is in its folder."
+            ) from error
 
     def _run(self, experiment: Experiment, remembered: Path) -> str:
         """The run of this folder: the one from before, or a new one with the settings as its parameters."""
-        if remembered.exists():
-            return remembered.read_text(encoding="utf-8")
+        known = remembered.read_text(encoding="utf-8").strip() if remembered.exists() else ""
+        if known:
+            return known
         found = self.client.get_experiment_by_name("everfed")
         group = found.experiment_id if found else self.client.create_experiment("everfed")
         run_id: str = self.client.create_run(group, run_name=remembered.parent.name).info.run_id
@@ -101,10 +117,13 @@ class MLflow(Tracker):
     def record(self, record: RoundRecord) -> None:
         now = int(1000 * time.time())
         metrics = [self.metric(name, float(v), now, record.round) for name, v in scalars(record).items()]
-        self.client.log_batch(self.run_id, metrics=metrics)
+        with self._asking():
+            self.client.log_batch(self.run_id, metrics=metrics)
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        self.client.set_terminated(self.run_id, "FINISHED" if kind is None else "FAILED")
+        # What ended the run is what is worth saying, if MLflow fails as well.
+        with self._asking() if kind is None else suppress(Exception):
+            self.client.set_terminated(self.run_id, "FINISHED" if kind is None else "FAILED")
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
