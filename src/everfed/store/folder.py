@@ -33,7 +33,7 @@ from everfed.store.digests import NAME as DIGESTS, Digests, write_of_run
 from everfed.store.files import DamagedError, StoreError, digest, digest_of, disk_error, write_atomically
 from everfed.store.fleet_file import NAME as FLEET_FILE, saved_fleet
 from everfed.store.lock import Place
-from everfed.store.reading import read_experiment, read_result, read_starts, traces
+from everfed.store.reading import damaged_traces, read_experiment, read_result, read_starts, traces
 from everfed.store.records import NAME as RECORDS, whole_records
 
 
