@@ -29,12 +29,13 @@ _QUICK = {  # a node's death is noticed in about two seconds, not in fifteen
 class Node:
     """`ray start --block` in a session of its own, by which all of its processes are found."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        command = [RAY, "start", "--block", "--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000", *options]
+    def __init__(self, folder: Path, *options: str, cpus: int = 2, **environment: str) -> None:
+        command = [RAY, "start", "--block", f"--num-cpus={cpus}", "--num-gpus=0", "--object-store-memory=100000000"]
         with open(folder / "daemons.log", "a") as log:
             self.daemon = subprocess.Popen(
-                command, env={**os.environ, **_QUICK}, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
-            )
+                [*command, *options], env={**os.environ, **_QUICK, **environment}, start_new_session=True,
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
 
     def processes(self, title: str = "") -> list[int]:
         """Its processes, or those whose title begins so ('ray::Worker')."""
@@ -48,6 +49,11 @@ class Node:
                 except OSError:  # it has ended meanwhile
                     pass
         return found
+
+    def freeze(self) -> None:
+        """SIGSTOP to everything: like a machine whose network is cut, it answers nothing and closes nothing."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """SIGKILL to everything at once, until nothing is left."""
@@ -63,17 +69,18 @@ class Node:
 class Nodes:
     """A head and further nodes of two CPUs each, with a token of their own; ends them all."""
 
-    def __init__(self) -> None:
-        self.folder = FOLDER
-        self.folder.mkdir(mode=0o700)
-        (self.folder / "token").write_text(uuid.uuid4().hex)
+    def __init__(self, cpus: int = 2) -> None:
+        """cpus: of the head."""
+        self.folder = FOLDER / f"{cpus}"
+        self.folder.mkdir(mode=0o700, parents=True)
+        if not (FOLDER / "token").exists():
+            (FOLDER / "token").write_text(uuid.uuid4().hex)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         port = self.address.rpartition(":")[2]
-        self.nodes = [
-            Node(self.folder, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self.folder}")
-        ]
+        head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self.folder}")
+        self.nodes = [Node(self.folder, *head, cpus=cpus)]
         until = time.monotonic() + 60
         while not self._answers(int(port)):
             assert time.monotonic() < until, (self.folder / "daemons.log").read_text()
@@ -83,8 +90,8 @@ class Nodes:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    def add(self) -> Node:
-        self.nodes.append(Node(self.folder, f"--address={self.address}"))
+    def add(self, **environment: str) -> Node:
+        self.nodes.append(Node(self.folder, f"--address={self.address}", **environment))
         return self.nodes[-1]
 
     def wait(self, ray, count: int) -> None:

@@ -7,27 +7,33 @@ from ray_nodes import Nodes, kill  # before everfed.ray
 # isort: split
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import everfed as ef
 from everfed.cli import main
 from everfed.errors import ClusterError, EverfedWarning, InputError
 from everfed.learning.compress import Qsgd
 from everfed.learning.models import Mlp
 from everfed.learning.optim import SGD, Adam
-from everfed.ray import OnCluster, connect, sharded, spread
+from everfed.ray import OnCluster, cluster, connect, sharded, spread, worker
 from everfed.ray.cluster import Cluster, ray
+from everfed.ray.parcel import packed
 from everfed.ray.state import merge_clients, split_clients
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
@@ -165,7 +171,7 @@ def test_a_worker_and_then_a_machine_die_in_the_middle(two_nodes, nodes):
 
 @needs_ray
 def test_a_sweep_over_machines_that_die(two_nodes, nodes, tmp_path):
-    raw = {"rounds": 1000, "fleet": {"kind": "cycles", "clients": 12}, "device": "cpu"}
+    raw = {"rounds": 400, "fleet": {"kind": "cycles", "clients": 12}, "device": "cpu"}
     grid = {"method": ["algorithm1", "fedavg"]}
     runs = sweep.plan_runs(raw, grid, [0, 1], tmp_path / "cluster")
     notes, killed, heard = [], [], []
@@ -216,7 +222,104 @@ def test_bad_input_is_refused_in_words(two_nodes):
         pass
     nowhere = sweep.Planned(SMALL, {}, Path("/nowhere/at/all"))
     with pytest.raises(ClusterError, match="storage shared by all nodes"):
-        ray.get(ray.remote(spread._work).remote(0, nowhere, {}, None, 0))
+        ray.get(ray.remote(spread._work).remote(0, packed((nowhere, {}), ()), None, 0))
+
+
+PLUGIN = """
+import everfed as ef
+from dataclasses import dataclass
+
+@ef.register("policy", "mine-on-a-node")
+@dataclass(frozen=True)
+class Mine(ef.Greedy):
+    pass
+"""
+
+
+@needs_ray
+def test_work_is_opened_only_by_the_code_that_sent_it(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "plugin_on_a_node.py"
+    module.write_text(PLUGIN)
+    experiment = Experiment.of({"rounds": 4, "policy": "mine-on-a-node", "plugins": ["plugin_on_a_node"]})
+    parcel = packed(experiment, experiment.plugins)
+    assert parcel.open() == experiment
+    with pytest.raises(
+        ClusterError, match=rf"{socket.gethostname()} .* it has torch {torch.__version__[:4]}.* driver has 1.0"
+    ):
+        replace(parcel, versions={**parcel.versions, "torch": "1.0"}).open()
+    module.write_text(PLUGIN + "# another version\n")
+    with pytest.raises(ClusterError, match="it has plugin plugin_on_a_node"):
+        parcel.open()
+
+
+@needs_ray
+def test_a_node_whose_everfed_was_altered_is_refused(two_nodes, nodes, tmp_path):
+    altered = shutil.copytree(Path(ef.__file__).parent, tmp_path / "everfed")
+    optim = altered / "learning" / "optim.py"
+    optim.write_text(optim.read_text().replace("self.lr", "0.5 * self.lr"))
+    node = nodes.add(PYTHONPATH=str(tmp_path))
+    try:
+        nodes.wait(ray, 3)
+        with connect() as three, pytest.raises(ClusterError, match="the node .* it has everfed code"):  # noqa: SIM117
+            with sharded(SMALL, three, 6):  # two on each node
+                pass
+        runs = sweep.plan_runs({"rounds": 4, "device": "cpu"}, {}, range(6), tmp_path / "runs")
+        with connect() as three, pytest.raises(ClusterError, match="the node .* it has everfed code"):
+            sweep.run_all(runs, executor=OnCluster(three))
+    finally:
+        node.kill()
+        nodes.nodes.remove(node)
+        nodes.wait(ray, 2)
+
+
+@needs_ray
+def test_a_machine_that_freezes_is_replaced(two_nodes, nodes):
+    alone = start(SMALL)
+    expected, seen = list(alone), []
+    with sharded(SMALL, two_nodes, 2) as run, notes_said() as notes:
+        for record in run:
+            seen.append(record)
+            if record.round == 2:
+                nodes.nodes[-1].freeze()
+                frozen_at = time.monotonic()
+            if record.round == 3:
+                noticed = time.monotonic() - frozen_at
+    nodes.nodes[-1].kill()
+    same_rounds(expected, seen)
+    assert close_to(alone, run)
+    assert any("was lost" in note for note in notes), notes
+    # Three health checks of 1 s, half a second apart, and some seconds until a new worker has started.
+    assert 3.0 < noticed < 90.0
+
+
+@needs_ray
+def test_a_cluster_without_processors_is_refused_in_seconds(monkeypatch):
+    if ray.is_initialized():
+        ray.shutdown()
+    monkeypatch.setattr(cluster, "WAIT_S", 1.0)
+    empty = Nodes(cpus=0)
+    try:
+        with (
+            notes_said() as notes,
+            pytest.raises(InputError, match="has 1 node, 0 GPUs and no CPU, and every run or worker takes one"),
+            connect(empty.address),
+        ):
+            pass
+    finally:
+        empty.close()
+    assert any("has no CPU; waiting 1 s for a node" in note for note in notes)
+
+
+@pytest.mark.parametrize("neighbours", [1, 4])
+def test_a_workers_budget_is_the_same_while_memory_is_not_short(monkeypatch, neighbours):
+    budgets = set()
+    for free in (9 << 30, 20 << 30, 300 << 30):
+        monkeypatch.setattr(worker, "free_memory", lambda free=free: free)
+        budgets.add(worker._room("cpu", neighbours))
+    assert budgets == {2 << 30}
+    monkeypatch.setattr(worker, "free_memory", lambda: 1 << 30)
+    assert worker._room("cpu", neighbours) == (1 << 30) // (2 * neighbours)
 
 
 def test_a_gpu_is_used_where_there_is_one():
@@ -273,6 +376,39 @@ def test_addresses_that_lead_nowhere(address, said):
         ray.shutdown()
     with pytest.raises(InputError, match=said), connect(address):
         pass
+
+
+class NotRay(BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@needs_ray
+@pytest.mark.parametrize("kind", ["silent", "http", "grpc"])
+def test_a_port_that_is_not_rays_is_refused_in_seconds(kind, monkeypatch):
+    if ray.is_initialized():
+        ray.shutdown()
+    monkeypatch.setattr(cluster, "CONNECT_S", 1.0)
+    if kind == "silent":
+        server = socket.create_server(("127.0.0.1", 0))
+        port, close = server.getsockname()[1], server.close
+    elif kind == "http":
+        web = HTTPServer(("127.0.0.1", 0), NotRay)
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        port, close = web.server_port, web.shutdown
+    else:  # speaks the same protocol, and knows none of Ray's calls
+        grpc = pytest.importorskip("grpc")
+        other = grpc.server(ThreadPoolExecutor(1))
+        port, close = other.add_insecure_port("127.0.0.1:0"), lambda: other.stop(None)
+        other.start()
+    asked_at = time.monotonic()
+    try:
+        with pytest.raises(InputError, match=f"no Ray cluster (answers|can be joined) at '127.0.0.1:{port}'"):
+            with connect(f"127.0.0.1:{port}"):
+                pass
+    finally:
+        close()
+    assert time.monotonic() - asked_at < 10.0
 
 
 @needs_ray

@@ -6,7 +6,8 @@ import functools
 import hashlib
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,31 @@ _ASIDE = ("cli", "flower", "report", "presets")
 def code_digest() -> str:
     """A digest of the source files that compute, the same for the same files wherever they are installed."""
     here = Path(__file__).parent
+    return _digest(here, (path for path in here.rglob("*.py") if path.relative_to(here).parts[0] not in _ASIDE))
+
+
+def _digest(folder: Path, files: Iterable[Path]) -> str:
     total = hashlib.sha256()
-    for path in sorted(here.rglob("*.py"), key=lambda path: path.relative_to(here).as_posix()):
-        place = path.relative_to(here)
-        if place.parts[0] not in _ASIDE:
-            content = path.read_bytes().replace(b"\r\n", b"\n")
-            total.update(f"{place.as_posix()}\0{len(content)}\0".encode() + content)
+    for place, path in sorted((path.relative_to(folder).as_posix(), path) for path in files):
+        content = path.read_bytes().replace(b"\r\n", b"\n")
+        total.update(f"{place}\0{len(content)}\0".encode() + content)
     return total.hexdigest()
+
+
+def plugin_digests(names: Iterable[str]) -> dict[str, str]:
+    """Digests of loaded plugins: of the whole package that a module belongs to, or of its one file.
+
+    A script's or notebook's own kinds travel with the experiment, so `__main__` is left out.
+    """
+    found = {}
+    for top in sorted({name.partition(".")[0] for name in names} - {"__main__"}):
+        module = sys.modules[top]
+        folders = [Path(place) for place in getattr(module, "__path__", ())]
+        parts = [_digest(folder, folder.rglob("*.py")) for folder in folders]
+        if not folders and (file := getattr(module, "__file__", None)):
+            parts = [_digest(Path(file).parent, [Path(file)])]
+        found[f"plugin {top}"] = " ".join(part[:16] for part in parts)
+    return found
 
 
 def package_version(name: str) -> str | None:

@@ -7,13 +7,14 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from everfed.errors import ClusterError, InputError, MissingExtraError, counted, first_line
+from everfed.errors import ClusterError, InputError, MissingExtraError, counted, first_line, warn
 from everfed.machine import cores
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
@@ -27,7 +28,8 @@ except ImportError:  # these modules can be looked at without Ray; `connect` can
     ray = None
 
 _QUIET = {"logging_level": "ERROR", "log_to_driver": False}
-CONNECT_S = 15.0  # how long an address may take to answer
+CONNECT_S = 10.0  # how long an address may take to answer
+WAIT_S = 10.0  # how long to wait for a node or a worker without a word about it
 _LONGEST_TMP = 30  # Ray puts sockets some 75 characters below its folder, and the system allows 107
 
 
@@ -69,9 +71,10 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> Iterator[
         try:
             if address is None:
                 ray.init("local", num_cpus=cpus or cores(), include_dashboard=False, _temp_dir=folder, **_QUIET)
+                yield _described()
             else:
                 _join(address)
-            yield _described()
+                yield _with_cpus(address)
         finally:
             ray.shutdown()
 
@@ -95,11 +98,12 @@ def _join(address: str) -> None:
             f"the address '{where}' belongs to Ray's client server; run on a node of the cluster and give 'auto', or "
             "the head's 'host:port' (6379 unless you chose another)."
         )
-    if where and where != "auto":
-        _reach(where)
     try:
+        if where and where != "auto":
+            _reach(where)
+            ray._raylet.GcsClient(address=where)  # Ray's own protocol, and the token; `init` would try for minutes
         ray.init(address, **_QUIET)
-    except (ConnectionError, RuntimeError) as error:
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         if _refused(error):
             raise InputError(
                 f"the cluster at '{address}' requires a token: copy the head's ~/.ray/auth_token to this machine, or "
@@ -125,12 +129,44 @@ def _reach(address: str) -> None:
     if not host or not port.isdigit():
         raise InputError(f"the address is '{address}'; give 'host:port' of the cluster's head, or 'auto'.")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as probe:
+            if os.environ.get("RAY_USE_TLS", "0") != "1" and not _speaks_http2(probe):
+                raise ConnectionError("something else than Ray is there")
     except (OSError, OverflowError) as error:
         raise InputError(
             f"no Ray cluster answers at '{address}' ({first_line(error)}); start one there with "
             f"'ray start --head --port={port}', or omit --address to use this machine."
         ) from error
+
+
+def _speaks_http2(probe: socket.socket) -> bool:
+    """Whether a server answers as those of Ray do: an HTTP/2 connection's first frame is its settings (type 4)."""
+    probe.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+    answer = probe.recv(9)
+    return len(answer) >= 4 and answer[3] == 4
+
+
+def _with_cpus(address: str) -> Cluster:
+    """The cluster, once it has a CPU: without one, work would wait for ever."""
+    until, said = time.monotonic() + WAIT_S, False
+    while not (found := _described()).cpus:
+        if time.monotonic() > until:
+            raise InputError(
+                f"the cluster at '{address}' has {counted(found.nodes, 'node')}, {counted(found.gpus, 'GPU')} and no "
+                "CPU, and every run or worker takes one; add a node that has some (ray start --num-cpus), or keep one "
+                "if the cluster grows on demand."
+            )
+        if not said:
+            warn(f"the cluster at '{address}' has no CPU; waiting {WAIT_S:.0f} s for a node.")
+        said = True
+        time.sleep(0.5)
+    return found
+
+
+def room() -> str:
+    """What is free, for people who wait."""
+    there, free = (found.get("CPU", 0.0) for found in (ray.cluster_resources(), ray.available_resources()))
+    return f"{free:g} of the cluster's {counted(int(there), 'CPU')} are free, see 'ray status'"
 
 
 def _described() -> Cluster:
@@ -145,7 +181,9 @@ def cause(error: Any) -> Exception:
     if isinstance(inner, Exception):
         inner = cause(inner)
         if isinstance(inner, ModuleNotFoundError):
-            return ClusterError(f"a worker has no module '{inner.name}': everfed must be installed on every node.")
+            return ClusterError(
+                f"a worker has no module '{inner.name}': the same everfed must be installed on every node."
+            )
         return inner
     return error if isinstance(error, Exception) else RuntimeError(str(error))
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from everfed.errors import ClusterError, warn
-from everfed.ray.cluster import cause, end, lost, ray
+from everfed.errors import ClusterError, counted, warn
+from everfed.ray.cluster import WAIT_S, cause, end, lost, ray, room
 
 Call = tuple[str, tuple[Any, ...]]  # a worker's method and its arguments
 
@@ -29,8 +29,11 @@ class Pool:
         self.make, self.needs = make, dict(needs)
         self.hosts = [make() for _ in range(workers)]
         self.about: list[Any] = []
+        begun = [host.begin.remote() for host in self.hosts]
+        if len(ray.wait(begun, num_returns=workers, timeout=WAIT_S)[0]) < workers:
+            warn(f"waiting for {counted(workers, 'worker')} to start; {room()}.")
         try:
-            self.about = ray.get([host.begin.remote() for host in self.hosts], timeout=START_S)
+            self.about = ray.get(begun, timeout=START_S)
         except ray.exceptions.GetTimeoutError as error:
             self.close()
             raise ClusterError(

@@ -11,6 +11,7 @@ import torch
 from everfed.errors import InputError
 from everfed.learning.compress import Whole
 from everfed.ray.cluster import Cluster, ray
+from everfed.ray.parcel import packed
 from everfed.ray.pool import Pool
 from everfed.ray.trainer import STATE_PLACES, ShardedTrainer
 from everfed.ray.worker import actor
@@ -63,7 +64,7 @@ def sharded(
             "run it without '--engine ray', or choose another rule, such as echo."
         )
     neighbours = -(-workers // (cluster.gpus if on_gpu else cluster.nodes))
-    theirs = replace(experiment, device="cuda" if on_gpu else "cpu")
+    theirs = packed(replace(experiment, device="cuda" if on_gpu else "cpu"), experiment.plugins)
     needs = {"CPU": 1.0, "GPU": 1.0 / neighbours} if on_gpu else {"CPU": 1.0}
     keeps = experiment.keep_state and bool(experiment.client.init(1, 1, torch.device("cpu")))
     pool = Pool(lambda: actor(ray, theirs, on_gpu, neighbours), workers, needs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import Counter, deque
@@ -11,8 +12,9 @@ from typing import Any
 
 import torch
 
-from everfed.errors import ClusterError, EverfedWarning
-from everfed.ray.cluster import Cluster, cause, end, lost, ray
+from everfed.errors import ClusterError, EverfedWarning, warn
+from everfed.ray.cluster import WAIT_S, Cluster, cause, end, lost, ray, room
+from everfed.ray.parcel import Parcel, packed
 from everfed.store.lock import is_running
 from everfed.studies.sweep import Asked, Planned, Progress, Tell, execute, longest_first
 
@@ -40,13 +42,14 @@ class OnCluster:
             run.folder.parent.mkdir(parents=True, exist_ok=True)
         waiting, running, tries = deque(longest_first(runs)), dict[Any, int](), Counter[int]()
         most = len(runs) if on_gpu or not self.jobs else self.jobs
-        told, stopping = [0] * len(runs), False
+        told, stopping, note_at = [0] * len(runs), False, time.monotonic() + WAIT_S
         post = _post_here()
         try:
             while (waiting and not stopping) or running:
                 while waiting and not stopping and len(running) < most:
                     index = waiting.popleft()
-                    running[task.remote(index, runs[index], options, post, tries[index])] = index
+                    parcel = packed((runs[index], options), runs[index].experiment.plugins)
+                    running[task.remote(index, parcel, post, tries[index])] = index
                 done, _ = ray.wait(list(running), timeout=_EVERY_S)
                 if stop() and not stopping:
                     stopping = True
@@ -54,6 +57,10 @@ class OnCluster:
                 for progress in ray.get(post.taken.remote()):
                     told[progress.run] = progress.round
                     on_progress(progress)
+                    note_at = math.inf
+                if time.monotonic() > note_at:
+                    warn(f"no run has reported yet; {room()}.")
+                    note_at = math.inf
                 for ref in done:
                     index = running.pop(ref)
                     if self._ended(ref, runs[index], tries, index):
@@ -114,10 +121,12 @@ def _post_here() -> Any:
     return ray.remote(num_cpus=0, scheduling_strategy=here)(Post).remote()
 
 
-def _work(index: int, run: Planned, options: dict[str, Any], post: Any, losses: int) -> None:
-    """One run, in a worker process. losses: workers that died of it before."""
+def _work(index: int, parcel: Parcel, post: Any, losses: int) -> None:
+    """One run, in a worker process. parcel: the run and its options. losses: workers that died of it before."""
     warnings.simplefilter("ignore", EverfedWarning)  # the driver has said them once
     torch.set_num_threads(1)
+    run: Planned
+    run, options = parcel.open()
     if not run.folder.parent.is_dir():
         raise ClusterError(
             f"a worker does not see the folder '{run.folder.parent}': the runs' folder must be on storage shared by "

@@ -15,6 +15,7 @@ from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning
 from everfed.learning.task import CPU_CEILING, Check
 from everfed.machine import free_memory
+from everfed.ray.parcel import Parcel
 from everfed.ray.state import Kept, merge_clients, split_clients
 from everfed.run.experiment import Experiment
 from everfed.run.setup import Setup
@@ -50,16 +51,17 @@ class About(NamedTuple):
 class Worker:
     """A task of its own, made from the experiment: the same data, model and chance as everywhere."""
 
-    def __init__(self, experiment: Experiment, neighbours: int) -> None:
-        """neighbours: workers that share this device's memory, this one included."""
-        self.experiment, self.neighbours = experiment, neighbours
+    def __init__(self, parcel: Parcel, neighbours: int) -> None:
+        """parcel: the experiment. neighbours: workers that share this device's memory, this one included."""
+        self.parcel, self.neighbours = parcel, neighbours
 
     def begin(self) -> About:
         """Set the task up, before anything else; returns what the trainer says of itself."""
         warnings.simplefilter("ignore", EverfedWarning)  # the driver has said them
         torch.set_num_threads(1)
-        room = _part_of_free(self.experiment.device, self.neighbours)
-        setup = Setup(self.experiment)
+        experiment: Experiment = self.parcel.open()
+        room = _room(experiment.device, self.neighbours)
+        setup = Setup(experiment)
         self.trainer, self.device = setup.trainer(memory_budget=room), setup.device
         self.like = self.trainer.state_dict()
         return About(self.trainer.at_once, self.trainer.explain(), self.like, self.trainer.check)
@@ -97,15 +99,21 @@ class Worker:
         self.trainer.load_state_dict(merge_clients({**split_clients(self.trainer.state_dict()), **kept}, self.like))
 
 
-def _part_of_free(device: str, neighbours: int) -> int:
-    """Bytes for the clients trained at once: half of what is free, divided among the workers there."""
+def _room(device: str, neighbours: int) -> int:
+    """Bytes for the clients trained at once: the same at any time, where memory is not short.
+
+    Sums are rounded differently in other chunks, so what others use on the machine must not decide on their size.
+    """
     if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info()[0]) // (2 * neighbours)
-    return min(free_memory() // (2 * neighbours), CPU_CEILING)
+        free, total = torch.cuda.mem_get_info()
+        usual = total // (2 * neighbours)
+    else:
+        free, usual = free_memory(), CPU_CEILING
+    return int(usual if usual * neighbours <= free else free // (2 * neighbours))
 
 
-def actor(ray: Any, experiment: Experiment, on_gpu: bool, neighbours: int) -> Any:
+def actor(ray: Any, parcel: Parcel, on_gpu: bool, neighbours: int) -> Any:
     """A worker somewhere on the cluster; its process ends with it, and Ray does not start it again by itself."""
     resources = {"num_cpus": 1, "num_gpus": 1 / neighbours} if on_gpu else {"num_cpus": 1}
     kind = ray.remote(**resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(Worker)
-    return kind.remote(experiment, neighbours)
+    return kind.remote(parcel, neighbours)
