@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -15,7 +16,11 @@ from pathlib import Path
 
 # A token of these tests' own. Ray reads how to authenticate when it is imported, so this module comes before it.
 FOLDER = Path(f"/tmp/ef-{uuid.uuid4().hex[:8]}")  # Ray's sockets need a short path
+FOLDER.mkdir(mode=0o700)
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+(FOLDER / "token").write_text(uuid.uuid4().hex)
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(FOLDER / "token"))
+os.environ["RAY_worker_niceness"] = "0"  # Ray would make workers give way to everything else that runs here
 
 RAY = Path(sys.executable).with_name("ray")
 _QUICK = {  # a node's death is noticed in about two seconds, not in fifteen
@@ -72,9 +77,7 @@ class Nodes:
     def __init__(self, cpus: int = 2) -> None:
         """cpus: of the head."""
         self.folder = FOLDER / f"{cpus}"
-        self.folder.mkdir(mode=0o700, parents=True)
-        if not (FOLDER / "token").exists():
-            (FOLDER / "token").write_text(uuid.uuid4().hex)
+        self.folder.mkdir()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
