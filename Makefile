@@ -7,11 +7,12 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup compare test lint types unit browser bench clean
+.PHONY: help setup compare test test-all test-least lint types unit unit-all browser lock bench clean
 
 help:
 	@echo "make compare   set up, then run the paper's comparison on the digits data (under a minute)"
-	@echo "make test      set up, then lint, type check and test"
+	@echo "make test      set up, then lint, type check and test, in some minutes"
+	@echo "make test-all  the same, with the long suites: networks, a browser, machines that fail"
 	@echo "make bench     measure the trainers and the planner; results in docs/benchmarks.md"
 	@echo "make clean     remove the environment and the outputs"
 
@@ -34,6 +35,8 @@ compare: $(READY)
 
 test: lint types unit
 
+test-all: lint types unit-all
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,8 +46,24 @@ types: $(DEV)
 
 # Two files at a time, each on one core: some tests wait for a network more than they compute. In the order of their
 # names, since those begin in the middle; xdist itself would leave them, being few, for the end.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 unit: $(DEV) browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not long'
+
+unit-all: $(DEV) browser
+	$(PYTEST)
+
+# The oldest versions that pyproject.toml allows, in an environment of their own.
+LEAST := .venv-least/bin
+test-least: constraints-least.txt
+	$(PYTHON) -m venv .venv-least
+	$(LEAST)/python -m pip install --quiet --disable-pip-version-check -c constraints-least.txt -e . \
+		pytest hypothesis jsonschema
+	OMP_NUM_THREADS=1 $(LEAST)/python -m pytest -m 'not long' $(LEAST_TESTS)
+
+LEAST_TESTS := $(addprefix tests/test_,$(addsuffix .py,config data learning packaging portable random report \
+	same_results stats stored_traces theory trace_files traces))
 
 # The report's tests open it in a real browser. Without one they are skipped, and say so.
 browser:
@@ -58,4 +77,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
 
 clean:
-	rm -rf .venv everfed-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-least everfed-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

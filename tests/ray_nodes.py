@@ -20,7 +20,7 @@ FOLDER.mkdir(mode=0o700)
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 (FOLDER / "token").write_text(uuid.uuid4().hex)
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(FOLDER / "token"))
-os.environ["RAY_worker_niceness"] = "0"  # Ray would make workers give way to everything else that runs here
+os.environ.update({"RAY_worker_niceness": "0"})  # Ray would make workers give way to everything else that runs here
 
 RAY = Path(sys.executable).with_name("ray")
 _QUICK = {  # a node's death is noticed in about two seconds, not in fifteen

@@ -47,7 +47,7 @@ def everfed(monkeypatch, capsys, tmp_path):
 
 
 def test_compare_prints_the_promised_json_and_nothing_else_on_standard_output(everfed):
-    result = everfed("compare", *SMALL, "--seeds", "2", "--json")
+    result = everfed("compare", *SMALL, "--seeds", "2", "--jobs", "1", "--json")
     document = json.loads(result.out)
     assert result.code == 0
     assert list(document["methods"]) == ["algorithm1", "greedy", "wait-for-all", "fedavg"]
@@ -288,6 +288,7 @@ def test_a_plan_follows_the_seeds_of_its_file(everfed, tmp_path):
 
 def test_sweep_runs_the_grid_and_a_larger_grid_adds_to_it(everfed):
     base = ["sweep", "digits-quick", "--rounds", "10", "--seeds", "0:2", "--grid", "policy=algorithm1,greedy", "--json"]
+    base += ["--jobs", "1"]
     small = everfed(*base, "--grid", "client.lr=0.1")
     assert list(json.loads(small.out)["methods"]) == ["algorithm1, client.lr=0.1", "greedy, client.lr=0.1"]
     large = everfed(*base, "--grid", "client.lr=0.1,0.01")

@@ -1,6 +1,7 @@
-"""A fleet of real processes over a real connection, with TLS and keys, through kills: small enough for every day.
+"""A fleet of real processes over a real connection, with TLS and keys, through kills.
 
-The full set, with eight nodes and every fault, is experiments/flower_faults.py.
+`test_flower` has the same messages without a network. The full set, with eight nodes and every fault, is
+experiments/flower_faults.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CLIENTS, ROUNDS = 3, 6
 CHANGES = f"rounds={ROUNDS} fleet.clients={CLIENTS} fleet.cycles=[1,2] client.kind=adam"
 DEADLINE_S = 45.0  # generous: a busy machine must not fail a test
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")

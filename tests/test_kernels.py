@@ -299,7 +299,9 @@ def compiled_for(capability, shared_memory, precision, tmp_path):
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "tf32", "float32"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("bf16", marks=pytest.mark.long), pytest.param("tf32", marks=pytest.mark.long), "float32"]
+)
 def test_all_kernels_compile_for_a_data_centre_gpu(precision, tmp_path):
     told = compiled_for(90, 232448, precision, tmp_path)
     assert told.returncode == 0, told.stderr[-2000:]

@@ -22,6 +22,7 @@ def test_a_run_gives_what_it_gave(name):
     compare(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [pytest.param(list(CASES.keys() - HERE), id=COMPARED)])
 def test_runs_on_ray_give_what_they_gave(names):
     """In one test, which starts one Ray: several at once, on as many processes of pytest, would take minutes."""

@@ -159,11 +159,12 @@ def wait_for_progress(folder: Path, process: subprocess.Popen, more_than: int) -
         time.sleep(0.005)
 
 
-def test_killed_at_twenty_random_moments_it_ends_bit_identical(tmp_path):
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_at_random_moments_it_ends_bit_identical(times, tmp_path):
     finish(everfed(*KILLED, "--out", str(tmp_path / "whole"), "-q"))
     chance = random.Random(0)
     folder, kills, reached = tmp_path / "killed", 0, -1
-    for _ in range(20):
+    for _ in range(times):
         process = everfed(*KILLED, "--out", str(folder), "-q")
         wait_for_progress(folder, process, reached)
         time.sleep(chance.uniform(0.0, 0.06))
@@ -174,7 +175,7 @@ def test_killed_at_twenty_random_moments_it_ends_bit_identical(tmp_path):
         kills += 1
         reached = max((int(p.name.split("-")[1]) for p in checkpoints(folder)), default=-1)
     finish(everfed(*KILLED, "--out", str(folder), "-q"))
-    assert kills == 20, f"the run was over after {kills} kills: it must be longer to be killed 20 times"
+    assert kills == times, f"the run was over after {kills} kills: it must be longer to be killed {times} times"
     assert_same(open_run(folder), open_run(tmp_path / "whole"))
 
 
