@@ -72,6 +72,12 @@ browser:
 		apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
 		echo "no Chromium here: the tests that open the report in a browser will be skipped"
 
+# The development environment with hashes; needs uv.
+lock:
+	uv pip compile --quiet pyproject.toml --extra dev --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+		--torch-backend cpu -c constraints.txt --generate-hashes --no-header --no-annotate \
+		--no-emit-package torch -o requirements-dev.lock
+
 bench: $(READY)
 	$(BIN)/python benchmarks/trainers.py
 	$(BIN)/python benchmarks/planning.py
