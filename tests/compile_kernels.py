@@ -44,13 +44,16 @@ def main() -> None:
     driver.set_active(NamedOnly(capability, shared_memory))
     trainer._check = lambda task: None  # it would miss the GPU
     kernel_models.set_precision = lambda precision, device: None
-    for name in ("cnn", "means and dropout"):
+    only = sys.argv[4:]
+    for name in only or ("cnn", "means and dropout"):
         build, shape, options = kernel_models.MODELS[name]
         task = kernel_models.task(build(), kernel_models.images(shape, **options), ef.Adam(), precision=precision)
         trainer.Kernels(task)
-    network = ef.build("mcmahan-cnn", (3, 24, 24), 10)
-    data = kernel_models.images((3, 32, 32), as_bytes=True, augment=ef.AUGMENTS["crop-flip"](24))
-    trainer.Kernels(kernel_models.task(network, data, ef.SGD(0.1, momentum=0.9), precision=precision, batch_size=50))
+    if not only:
+        network = ef.build("mcmahan-cnn", (3, 24, 24), 10)
+        data = kernel_models.images((3, 32, 32), as_bytes=True, augment=ef.AUGMENTS["crop-flip"](24))
+        momentum = ef.SGD(0.1, momentum=0.9)
+        trainer.Kernels(kernel_models.task(network, data, momentum, precision=precision, batch_size=50))
     print("compiled", torch.__version__)
 
 
