@@ -100,15 +100,16 @@ def test_work_is_opened_only_by_the_code_that_sent_it(monkeypatch, tmp_path):
         parcel.open()
 
 
-@pytest.mark.parametrize("neighbours", [1, 4])
-def test_a_workers_budget_is_the_same_while_memory_is_not_short(monkeypatch, neighbours):
+@pytest.mark.parametrize(("neighbours", "usual"), [(1, 2 << 30), (16, 1 << 30)])
+def test_a_workers_budget_is_the_same_while_memory_is_not_short(monkeypatch, neighbours, usual):
+    monkeypatch.setattr(worker, "total_memory", lambda: 32 << 30)
     budgets = set()
-    for free in (9 << 30, 20 << 30, 300 << 30):
+    for free in (3 << 30, 20 << 30, 31 << 30):
         monkeypatch.setattr(worker, "free_memory", lambda free=free: free)
         budgets.add(worker._room("cpu", neighbours))
-    assert budgets == {2 << 30}
+    assert budgets == {usual}
     monkeypatch.setattr(worker, "free_memory", lambda: 1 << 30)
-    assert worker._room("cpu", neighbours) == (1 << 30) // (2 * neighbours)
+    assert worker._room("cpu", neighbours) == 512 << 20
 
 
 def test_a_gpu_is_used_where_there_is_one():

@@ -18,6 +18,11 @@ def cores() -> int:
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
+def total_memory() -> int:
+    """Bytes of main memory that the machine has."""
+    return int(psutil.virtual_memory().total)
+
+
 def free_memory() -> int:
     """Bytes of main memory that are available to this process."""
     free = int(psutil.virtual_memory().available)

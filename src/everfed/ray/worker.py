@@ -14,7 +14,7 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints
 from everfed.errors import EverfedWarning
 from everfed.learning.task import CPU_CEILING, Check
-from everfed.machine import free_memory
+from everfed.machine import free_memory, total_memory
 from everfed.ray.parcel import Parcel
 from everfed.ray.state import Kept, merge_clients, split_clients
 from everfed.run.experiment import Experiment
@@ -100,16 +100,18 @@ class Worker:
 
 
 def _room(device: str, neighbours: int) -> int:
-    """Bytes for the clients trained at once: the same at any time, where memory is not short.
+    """Bytes for the clients trained at once, from what the machine has: half of it, divided among the workers there.
 
-    Sums are rounded differently in other chunks, so what others use on the machine must not decide on their size.
+    Chunks decide the last bits of sums, so what is free at the moment matters only if the budget would not fit.
     """
     if device.startswith("cuda"):
         free, total = torch.cuda.mem_get_info()
-        usual = total // (2 * neighbours)
+        room = total // (2 * neighbours)
     else:
-        free, usual = free_memory(), CPU_CEILING
-    return int(usual if usual * neighbours <= free else free // (2 * neighbours))
+        free, room = free_memory(), min(CPU_CEILING, total_memory() // (2 * neighbours))
+    while room > 0.75 * free:
+        room //= 2
+    return int(room)
 
 
 def actor(ray: Any, parcel: Parcel, on_gpu: bool, neighbours: int) -> Any:
