@@ -54,13 +54,14 @@ unit: $(DEV) browser
 unit-all: $(DEV) browser
 	$(PYTEST)
 
-# The oldest versions that pyproject.toml allows, in an environment of their own.
+# The oldest versions that pyproject.toml allows, in an environment of their own. What stands in for another system
+# (only_unix) is left out: the oldest platformdirs asks which system it is in another way.
 LEAST := .venv-least/bin
 test-least: constraints-least.txt
 	$(PYTHON) -m venv .venv-least
-	$(LEAST)/python -m pip install --quiet --disable-pip-version-check -c constraints-least.txt -e . \
+	$(LEAST)/python -m pip install --quiet --disable-pip-version-check -c constraints-least.txt -e '.[solar]' \
 		pytest hypothesis jsonschema
-	OMP_NUM_THREADS=1 $(LEAST)/python -m pytest -m 'not long' $(LEAST_TESTS)
+	OMP_NUM_THREADS=1 $(LEAST)/python -m pytest -m 'not long' -k 'not only_unix' $(LEAST_TESTS)
 
 LEAST_TESTS := $(addprefix tests/test_,$(addsuffix .py,config data learning packaging portable random report \
 	same_results stats stored_traces theory trace_files traces))

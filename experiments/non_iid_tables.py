@@ -8,9 +8,9 @@ from typing import Any
 
 from study_runs import Record, markdown, percent, rounded
 
+from everfed.methods import COMPARED as COMPARED
 from everfed.report.measures import late_variation
 from everfed.store import StoredRun
-from everfed.studies.sweep import COMPARED as COMPARED
 
 LAST = 5  # evaluations at the end of a run that are averaged
 
