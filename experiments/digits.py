@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from everfed import presets
+from everfed.methods import COMPARED
 from everfed.report.measures import with_measures
 from everfed.run import config
 from everfed.studies import sweep
@@ -43,11 +44,11 @@ def rated(preset: str, jobs: int) -> Tuned:
 
 def compared(preset: str, found: Tuned, jobs: int) -> dict[str, Any]:
     """The four methods at their rates, on the test set."""
-    runs = sweep.plan_runs(found.content(), {"method": sweep.COMPARED}, SEEDS, OUT / preset / "runs")
+    runs = sweep.plan_runs(found.content(), {"method": COMPARED}, SEEDS, OUT / preset / "runs")
     stored = sweep.run_all(runs, jobs=jobs)
     labelled = [(run.label, one) for run, one in zip(runs, stored, strict=True)]
     finals = {
-        label: [one.final.accuracy for name, one in labelled if name == label and one.final] for label in sweep.COMPARED
+        label: [one.final.accuracy for name, one in labelled if name == label and one.final] for label in COMPARED
     }
     return {
         "tuned": found.to_dict(),

@@ -16,12 +16,11 @@ import pytest
 from scipy import stats
 
 import everfed as ef
-from everfed import presets
+from everfed import methods, presets
 from everfed.data.augment import CentreCrop
 from everfed.data.images import Cifar10
 from everfed.run import config
 from everfed.stats import holm, summarize
-from everfed.studies import sweep
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "cifar10.py"
 PAPER = config.from_dict(presets.content("paper-cifar10"))
@@ -114,7 +113,7 @@ def test_no_final_run_has_the_seed_of_the_tuning(cifar10):
     stages = cifar10.stages()
     assert all(cifar10.TUNING_SEED not in stage.seeds for stage in stages)
     assert all(set(stage.rates) <= set(cifar10.LADDERS[stage.case.client]) for stage in stages)
-    assert cifar10.COMPARED == sweep.COMPARED
+    assert cifar10.COMPARED == methods.COMPARED
 
 
 def test_rates_of_the_earlier_study_are_taken_over_where_all_else_is_the_same(cifar10):

@@ -61,7 +61,10 @@ def assert_alike(model, data, optimizer, **more):
         params = params + update
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = ("means and dropout", "in part", "no pool", "residual", "cropped")  # in Triton's interpreter
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in SLOW)) for n in MODELS])
 def test_every_kind_of_model_trains_like_the_reference(name):
     model, data = made(name)
     assert_alike(model, data, ef.Adam(1e-2, eps=1e-3))
@@ -89,6 +92,7 @@ def test_gradients_of_random_shapes(drawn):
         assert (a - b).norm() <= 1e-4 * expected.norm(), name
 
 
+@pytest.mark.long
 def test_a_batch_too_large_for_one_tile():
     model, data = made("mlp")
     assert_alike(model, data, ef.SGD(0.1, momentum=0.9), batch_size=130)

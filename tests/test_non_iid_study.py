@@ -15,10 +15,10 @@ import everfed as ef
 import report_runs
 from everfed import presets
 from everfed.data.datasets import load
+from everfed.methods import COMPARED
 from everfed.run import config
 from everfed.run.start import start
 from everfed.store import open_run, stored_rounds
-from everfed.studies import sweep
 
 SCRIPT = Path(__file__).parents[1] / "experiments" / "non_iid.py"
 SMALL = replace(config.from_dict(presets.content("digits-quick")), rounds=20, eval_every=4, device="cpu")
@@ -64,7 +64,7 @@ def short(non_iid, told, accuracy, rate=0.1, part="tune", method="greedy", **how
 
 
 def test_the_methods_are_those_of_the_comparison(non_iid):
-    assert non_iid.COMPARED == sweep.COMPARED
+    assert non_iid.COMPARED == COMPARED
 
 
 def test_held_out_samples_are_training_samples_that_nobody_trains_on(non_iid):

@@ -125,6 +125,7 @@ def test_an_installed_package_needs_no_naming(here, tmp_path):
     assert "one-layer" in command(tmp_path, "run", "--help", path=path).out
 
 
+@pytest.mark.long
 def test_sweeps_in_processes_compare_and_audit(here, tmp_path):
     place, _ = here
     sweep = command(place, "sweep", "mine.toml", "--plugin", "mylab", "--seeds", "1", "--jobs", "2", "--json",
