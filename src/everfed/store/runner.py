@@ -102,10 +102,14 @@ class RunWriter:
         if make is None and found and settings.get("memory_budget") is None:
             settings = {**settings, "memory_budget": _same_budget(found)}
         self.run = make(experiment) if make else start(experiment, **settings)
-        self.records = RecordsFile(self.path, self.folder.check)
         if found:
             self.run.load_state_dict(found.tensors)
-        self.records.truncate(int(found.notes["records"]) if found else 0)
+        self.records = RecordsFile(self.path, self.folder.check)
+        try:
+            self.records.truncate(int(found.notes["records"]) if found else 0)
+        except BaseException:
+            self.records.close()
+            raise
         self.found = None  # its tensors are no longer needed
         self.saved_round = self.run.done if found else -1
         self.whole_model = set(self.run.setup.layout.names) == self.run.params.keys()
