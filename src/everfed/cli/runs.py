@@ -145,7 +145,7 @@ def found_in(screen: TextScreen, folders: list[Path], none_is_fine: bool = False
         if not folder.is_dir() and (folder.exists() or not none_is_fine):
             raise InputError(f"there is no folder '{folder}'.")
         again = 0
-        for path in find_runs(folder):
+        for path in find_runs(folder, lambda seen: screen.note(f"looking for runs: {seen:,} folders so far.")):
             again += path.resolve() in found
             found.setdefault(path.resolve(), path)
         if again:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet
 from everfed.store.lock import is_running
 from everfed.store.records import whole_records
 
+_SLOW_S = 5.0
 AGAIN = "the command that made the run makes it again"
 
 
@@ -103,9 +106,16 @@ def reason(error: Exception) -> str:
     return f"{kind}{first_line(error)}."
 
 
-def find_runs(root: str | Path) -> list[Path]:
-    """All run folders in a folder and its subfolders, by name."""
-    return sorted(path.parent for path in Path(root).rglob("experiment.toml"))
+def find_runs(root: str | Path, on_slow: Callable[[int], None] = lambda folders: None) -> list[Path]:
+    """All run folders in a folder and its subfolders, by name. on_slow: called every few seconds, with folders seen."""
+    found, told_at = [], time.monotonic()
+    for seen, (folder, _, files) in enumerate(os.walk(root)):
+        if "experiment.toml" in files:
+            found.append(Path(folder))
+        if time.monotonic() - told_at > _SLOW_S:
+            told_at = time.monotonic()
+            on_slow(seen)
+    return sorted(found)
 
 
 def read_experiment(folder: Path) -> Experiment:
