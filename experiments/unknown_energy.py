@@ -163,7 +163,8 @@ def compared() -> dict[str, Method]:
 def misjudged(size: Size, runs: Path) -> dict[str, Any]:
     fleet, methods = paper_fleet(size.clients), compared()
     base = Experiment(fleet=fleet, rounds=size.rounds, device="cpu")
-    planned = plan_runs(base, {"method": list(methods.values())}, range(size.seeds), runs)
+    titled = [replace(method, title=name) for name, method in methods.items()]
+    planned = plan_runs(base, {"method": titled}, range(size.seeds), runs)
     finals = iter([run.final for run in run_all(planned, jobs=1)])
     found = {}
     for name, method in methods.items():

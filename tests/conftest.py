@@ -1,6 +1,7 @@
 """Tests run side by side with others on small machines: one thread each is fastest, and repeatable."""
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
@@ -11,6 +12,10 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # The GPU kernels are tested in Triton's interpreter. It must be asked for before anything imports Triton.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A package that tests write into folders: to collect its doctests would be to import it, and to register its kinds.
 collect_ignore = ["plugin_package.py"]

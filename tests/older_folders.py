@@ -24,7 +24,7 @@ def as_older_version(folder: Path, change: Callable[[str], str] = lambda text: t
     environment, result = folder / "environment.json", folder / "result.json"
     environment.write_text(json.dumps(json.loads(environment.read_text())["starts"]))
     if result.exists():
-        new = ("format", "files", "sha256")
+        new = ("format", "experiment", "files", "sha256")
         result.write_text(json.dumps({k: v for k, v in json.loads(result.read_text()).items() if k not in new}))
     for found in list(load_checkpoints(folder)):
         assert isinstance(found, Checkpoint)

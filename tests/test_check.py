@@ -20,6 +20,7 @@ import everfed as ef
 from everfed.learning.batched import Batched
 from everfed.learning.one_by_one import OneByOne
 from everfed.learning.task import Check, DeviceData, PlainTrained
+from everfed.ray.parcel import packed
 from everfed.ray.trainer import _worst
 from everfed.ray.worker import Worker
 from everfed.run import config
@@ -507,12 +508,12 @@ def test_runs_on_one_machine_share_an_environment_in_the_report(tmp_path):
 
 def test_workers_of_a_cluster_check_their_own_and_the_driver_tells(wrong):
     with warnings.catch_warnings():
-        about = Worker(SMALL, 1).begin()
+        about = Worker(packed(SMALL, ()), 1).begin()
     assert about.check.difference < 1e-5
     assert ef.start(SMALL).source.training().check.difference == about.check.difference
     wrong("scrambled samples")
     with warnings.catch_warnings():
-        fallen = Worker(SMALL, 1).begin()
+        fallen = Worker(packed(SMALL, ()), 1).begin()
     with pytest.warns(ef.EverfedWarning, match="on a worker, the trainer 'batched' computes different updates"):
         assert _worst([about.check, fallen.check]) in (about.check, fallen.check)
     assert _worst([]) is None

@@ -20,6 +20,7 @@ from everfed.data.plain import as_pair, labels, samples
 from everfed.learning.layout import Layout
 from everfed.learning.streamed import on_device
 from everfed.learning.task import DeviceData, Task, as_weights, own_tensor
+from everfed.ray.parcel import packed
 from everfed.ray.worker import Order, Worker
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
@@ -450,7 +451,7 @@ SMALL = Experiment(
 
 def worker_result(way):
     with warnings.catch_warnings():
-        worker = Worker(replace(SMALL, data=Handed(way)), 1)
+        worker = Worker(packed(replace(SMALL, data=Handed(way)), ()), 1)
         worker.begin()
         module = ef.start(SMALL)
         params = module.server.params.numpy().copy()

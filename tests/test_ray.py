@@ -27,6 +27,7 @@ from everfed.ray.parcel import packed
 from everfed.ray.state import merge_clients, split_clients
 from everfed.run import config
 from everfed.run.start import start
+from everfed.scheduling.table import POLICIES
 from everfed.server.control import Scaffold
 from everfed.server.gossip import FedAWE
 from everfed.studies import sweep
@@ -84,8 +85,9 @@ class Mine(ef.Greedy):
 
 
 @needs_ray
-def test_work_is_opened_only_by_the_code_that_sent_it(monkeypatch, tmp_path):
+def test_work_is_opened_only_by_the_code_that_sent_it(monkeypatch, tmp_path, request):
     monkeypatch.syspath_prepend(tmp_path)
+    request.addfinalizer(lambda: POLICIES.pop("mine-on-a-node", None))  # no kind of other tests
     module = tmp_path / "plugin_on_a_node.py"
     module.write_text(PLUGIN)
     experiment = config.from_dict({"rounds": 4, "policy": {"kind": "mine-on-a-node"}, "plugins": ["plugin_on_a_node"]})

@@ -134,7 +134,7 @@ def test_a_large_convolution_with_state_on_disk_is_batched_on_a_cpu():
 def test_where_state_is_kept_is_part_of_an_experiment():
     assert config.from_dict({"state_place": "disk"}).state_place == "disk"
     assert config.from_dict({}).state_place == "device"
-    with pytest.raises(ef.InputError, match="Did you mean 'disk'"):
+    with pytest.raises(ef.InputError, match="must be 'device' or 'disk'"):
         config.from_dict({"state_place": "disc"})
 
 

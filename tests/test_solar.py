@@ -264,7 +264,7 @@ class TestSitePower:
         ("arguments", "said"),
         [
             ({"site": "miamy"}, ["unknown site 'miamy'", "Did you mean 'miami'?", "sand-point"]),
-            ({"site": 3}, ["unknown site '3'"]),
+            ({"site": 3}, ["site is 3", "greensboro"]),
             ({}, ["give one of site, path, or latitude with longitude"]),
             ({"site": "miami", "path": "a.csv"}, ["give one of"]),
             ({"site": "miami", "latitude": 3.0}, ["give one of"]),

@@ -183,7 +183,7 @@ class TestChanging:
 
     @pytest.mark.parametrize(
         ("clients", "at", "words"),
-        [(1, -1, "at is -1; it must be zero or a positive number"), (2, 5, "1 clients before the change and of 2")],
+        [(1, -1, "at is -1; it must be a whole number of at least 0"), (2, 5, "1 clients before the change and of 2")],
     )
     def test_what_cannot_be_is_refused(self, clients, at, words):
         with pytest.raises(InputError, match=words):

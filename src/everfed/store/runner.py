@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,13 @@ def stored_rounds(
         elif result and on_divergence == "stop":
             raise DivergenceError(result["message"])
         folder.reopen()
-        try:
-            writing = RunWriter(folder, experiment, checkpoint_s, mixed_versions)
-            writing.start(make, {**settings, "on_divergence": on_divergence})
-        except InputError:
-            folder.discard()
-            raise
-        on_start(writing.run)
-        yield from writing.rounds(stop)
+        with closing(RunWriter(folder, experiment, checkpoint_s)) as writing:
+            writing.start(make, {**settings, "on_divergence": on_divergence}, mixed_versions)
+            on_start(writing.run)
+            yield from writing.rounds(stop)
+    except InputError:
+        folder.discard()
+        raise
     except OSError as error:
         raise disk_error(path, error) from error
     finally:
@@ -86,31 +86,25 @@ class RunWriter:
 
     run: Run
 
-    def __init__(self, folder: RunFolder, experiment: Experiment, checkpoint_s: float, mixed_versions: bool) -> None:
+    def __init__(self, folder: RunFolder, experiment: Experiment, checkpoint_s: float) -> None:
         self.folder, self.path, self.checkpoint_s = folder, folder.path, checkpoint_s
         self.experiment = experiment
         folder.adopt()
-        self.found = self._newest()
-        if self.found and not mixed_versions:
-            self._check_versions(self.found)
+        self.records = RecordsFile(self.path, folder.check)
         self.unwritten: list[RoundRecord] = []
         self.saved_at = time.monotonic()
 
-    def start(self, make: Callable[[Experiment], Run] | None, settings: dict[str, Any]) -> None:
+    def start(self, make: Callable[[Experiment], Run] | None, settings: dict[str, Any], mixed_versions: bool) -> None:
         """Set the run up, and put it where the checkpoint is, and the records with it."""
-        found, experiment = self.found, self.experiment
+        found, experiment = self._newest(), self.experiment
+        if found and not mixed_versions:
+            self._check_versions(found)
         if make is None and found and settings.get("memory_budget") is None:
             settings = {**settings, "memory_budget": _same_budget(found)}
         self.run = make(experiment) if make else start(experiment, **settings)
         if found:
             self.run.load_state_dict(found.tensors)
-        self.records = RecordsFile(self.path, self.folder.check)
-        try:
-            self.records.truncate(int(found.notes["records"]) if found else 0)
-        except BaseException:
-            self.records.close()
-            raise
-        self.found = None  # its tensors are no longer needed
+        self.records.truncate(int(found.notes["records"]) if found else 0)
         self.saved_round = self.run.done if found else -1
         self.whole_model = set(self.run.setup.layout.names) == self.run.params.keys()
         kept = {"server_keeps": self.run.server.rule.explain(), "from_round": self.run.done}
@@ -182,8 +176,9 @@ class RunWriter:
             self.write()
             self.folder.finish({"state": "diverged", "message": str(error), "rounds": run.done})
             raise
-        finally:
-            self.records.close()
+
+    def close(self) -> None:
+        self.records.close()
 
     def write(self) -> None:
         """Records are readable from here on, though a kill may still cost them."""
