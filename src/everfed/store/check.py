@@ -14,7 +14,7 @@ from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.store.checkpoint import checkpoints, is_damaged, notes_about
 from everfed.store.digests import Digests, write_of_run
-from everfed.store.files import DamagedError, digest_of, disk_error, sweep_up, write_tensors
+from everfed.store.files import DamagedError, StoreError, digest_of, disk_error, sweep_up, write_tensors
 from everfed.store.lock import Place, is_running
 from everfed.store.reading import (
     model_from_checkpoint,
@@ -46,15 +46,21 @@ def check_run(folder: Path, repair: bool = True) -> Verdict:
     if is_running(folder):
         return Verdict(folder, "running")
     repaired: list[str] = []
+    failure = ""
     try:
         if repair:
-            repaired = repair_run(folder)
-            for bad in filter(is_damaged, checkpoints(folder)):
-                bad.unlink(missing_ok=True)
-                repaired.append(f"removed the damaged checkpoint '{bad.name}'.")
+            try:
+                repaired = repair_run(folder)
+                for bad in filter(is_damaged, checkpoints(folder)):
+                    bad.unlink(missing_ok=True)
+                    repaired.append(f"removed the damaged checkpoint '{bad.name}'.")
+            except (OSError, StoreError) as error:
+                failure = reason(error)
         state, damaged = damage(folder)
     except Exception as error:  # a folder may hold anything
         return Verdict(folder, "unreadable", (reason(error),), tuple(repaired))
+    if damaged and failure:
+        damaged.append(f"it could not be repaired: {failure}")
     return Verdict(folder, state, tuple(damaged), tuple(repaired))
 
 

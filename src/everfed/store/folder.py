@@ -228,7 +228,7 @@ def _mend_traces(stored: Experiment, now: Experiment) -> None:
 
 def _check_extendable(folder: Path, stored: Experiment, longer: Experiment) -> None:
     """Refuse more rounds where the rounds already done would have been others."""
-    if not checkpoints(folder):
+    if not checkpoints(folder) and (folder / "model.safetensors").exists():
         raise InputError(
             f"the run in '{folder}' cannot be extended from {stored.rounds} to {longer.rounds} rounds: its last "
             "checkpoint was not kept. Choose another folder."

@@ -23,7 +23,7 @@ from everfed.run.live import Live
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints
 from everfed.store.digests import FORMAT, Digests
-from everfed.store.files import DamagedError, digest, read_json, read_sealed
+from everfed.store.files import DamagedError, StoreError, digest, read_json, read_sealed
 from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet
 from everfed.store.lock import is_running
 from everfed.store.records import whole_records
@@ -102,7 +102,7 @@ def open_runs(paths: Iterable[Path]) -> tuple[list[StoredRun], list[Unreadable]]
 
 def reason(error: Exception) -> str:
     """Why a folder cannot be read, as a sentence."""
-    kind = "" if isinstance(error, InputError | DamagedError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, InputError | StoreError) else f"{type(error).__name__}: "
     return f"{kind}{first_line(error)}."
 
 
