@@ -176,6 +176,7 @@ def test_compare_tells_paired_differences_with_tests(everfed):
     assert "95 % interval of the mean" in shown
 
 
+@pytest.mark.long
 def test_tune_chooses_for_each_method_and_compare_takes_it(everfed, tmp_path):
     base = ["digits-quick", "--rounds", "6", "--clients", "4", "--methods", "algorithm1,greedy", "--jobs", "1"]
     tune = ["tune", *base, "--grid", "client.lr=0.1,0.2", "--seeds", "7,8", "--extend", "1"]
@@ -258,6 +259,7 @@ def test_a_preset_written_out_in_full_is_the_same_experiment_for_every_method(ev
             assert config.from_dict(both[0]) == config.from_dict(both[1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
 def test_a_sweep_that_is_killed_takes_its_workers_with_it(tmp_path):
     command = ["sweep", "digits", "--rounds", "100000", "--seeds", "2", "--jobs", "2", "-q"]

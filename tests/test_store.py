@@ -288,7 +288,7 @@ def test_a_changed_experiment_is_refused_by_name(tmp_path):
         next(stored_rounds(replace(SMALL, client=ef.Adam(0.5), seed=3), tmp_path / "run"))
 
 
-@pytest.mark.parametrize("limit_kib", [1, 6, 20, 60, 120])
+@pytest.mark.parametrize("limit_kib", [6, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 20, 60, 120))])
 def test_a_full_disk_stops_with_a_message_and_loses_nothing_before_the_checkpoint(tmp_path, whole, limit_kib):
     """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
     code = (
