@@ -7,6 +7,7 @@ that made it. Allowed are the same numbers, or an error in words; never other nu
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import warnings
@@ -204,3 +205,65 @@ def test_damage_that_other_files_tell_is_repaired(folders, tmp_path):
             assert rows(found) == rows(folders["done"].known)
             assert same_model(found, folders["done"].known)
             assert CliRunner().invoke(app, ["check", str(folder)]).exit_code == 0
+
+
+@pytest.mark.parametrize("state", ["done", "stopped"])
+def test_files_of_two_runs_never_make_a_third(folders, tmp_path, state):
+    """Whatever a folder is put together from, what it says belongs to the experiment that it says it is."""
+    chance = random.Random(5)
+    other = replace(SMALL, seed=1)
+    theirs = finished(other, tmp_path / "other", None if state == "done" else 4)
+    ends = {0: folders["done"].final, 1: finished(other, tmp_path / "end")}
+    mine = folders[state]
+    for case in range(60):
+        folder = tmp_path / f"case{case}" / "run"
+        folder.mkdir(parents=True)
+        for source in (mine.path, theirs.path):
+            for file in source.iterdir():
+                if chance.random() < 0.55 and not (folder / file.name).exists():
+                    shutil.copy(file, folder)
+        for _ in range(2):  # as it is, and repaired
+            if (folder / "experiment.toml").exists():
+                found, _ = opened(folder)
+                if found is not None:
+                    whole = ends[found.experiment.seed]
+                    assert rows(found) == rows(whole)[: len(found.rounds)]
+                    known = [whole, mine.known if found.experiment.seed == 0 else theirs]
+                    assert not found.params or any(same_model(found, one) for one in known)
+                    assert found.state != "done" or len(found.rounds) == SMALL.rounds
+            CliRunner().invoke(app, ["check", str(folder)])
+        for experiment, whole in ((SMALL, ends[0]), (other, ends[1])):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    again = finished(experiment, folder)
+                except (StoreError, InputError):
+                    continue
+            assert rows(again) == rows(whole)
+            assert same_model(again, whole)
+        shutil.rmtree(folder.parent)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_is_no_file_is_named_and_hides_no_other_run(folders, tmp_path, kind):
+    shutil.copytree(folders["done"].path, tmp_path / "good")
+    for name in ("experiment.toml", "result.json", "environment.json", "digests", "records.arrow", "model.safetensors"):
+        folder = tmp_path / f"bad-{name}"
+        shutil.copytree(folders["done"].path, folder)
+        (folder / name).unlink()
+        if kind == "pipe":
+            os.mkfifo(folder / name)
+        elif kind == "folder":
+            (folder / name).mkdir()
+        else:
+            (folder / name).symlink_to("lock")
+        for command in (["runs", str(tmp_path), "--json"], ["check", str(tmp_path), "--json"]):
+            result = CliRunner().invoke(app, command)
+            assert isinstance(result.exception, SystemExit | None)
+            states = {Path(row.get("run") or row["path"]).name: row["state"] for row in json.loads(result.stdout)}
+            assert states.pop("good") == "done"
+            assert set(states.values()) <= {"unreadable"}
+        with pytest.raises((StoreError, InputError)):
+            finished(SMALL, folder)
+        shutil.rmtree(folder)

@@ -184,7 +184,7 @@ def check_within(interval: str, **numbers: Any) -> None:
                 right = f"{'at least' if least else 'above'} {low:g}"
             if low == 0.0:
                 right = f"{'zero or ' * least}a positive number"
-            if inside and np.isfinite(float(value)):
+            if inside and (isinstance(value, int) or np.isfinite(value)):
                 right += f" of at most {LARGEST:g} in size"
         elif least:
             right = f"from {low:g} to {'below ' * (not most)}{high:g}"

@@ -34,7 +34,7 @@ def load(names: Any, folders: Iterable[Path | str] = (), *, trusted: bool = True
         with _looking_in(folders, trusted):
             try:
                 importlib.import_module(name)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise InputError(_why(name, error)) from error
 
 
@@ -88,7 +88,7 @@ def _looking_in(folders: Iterable[Path | str], trusted: bool) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _why(name: str, error: Exception) -> str:
+def _why(name: str, error: BaseException) -> str:
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and f"{name}.".startswith(f"{missing}."):
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from itertools import pairwise
 
 import typer
 
@@ -11,6 +12,8 @@ from everfed.cli import bound, check, data, fleet, run, runs, sweep, tune
 from everfed.cli.screen import printable
 from everfed.errors import ClusterError, DivergenceError, InputError, first_line
 from everfed.store import StoreError
+
+_TAKE_FOLDERS = ("runs", "report", "figure", "check")
 
 app = typer.Typer(
     name="everfed",
@@ -60,6 +63,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a path with characters that the terminal lacks must not end a run
     try:
+        _refuse_empty_paths(sys.argv[1:])
         app()
     except InputError as error:
         if debug:
@@ -81,3 +85,22 @@ def main() -> None:
         said = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
         print(f"everfed: {printable(place + said)}.", file=sys.stderr)
         raise SystemExit(2) from None
+    except Exception as error:
+        if debug:
+            raise
+        what = f"{type(error).__name__}: {first_line(error)}"
+        print(
+            f"everfed: {printable(what)}. This is a defect of everfed or of a plugin; --debug shows where.",
+            file=sys.stderr,
+        )
+        raise SystemExit(70) from None
+
+
+def _refuse_empty_paths(given: list[str]) -> None:
+    """An empty text would mean the current folder, but is mostly a variable of the shell that is not set."""
+    for before, text in pairwise(["", *given]):
+        named = before in ("--out", "-o", "--output") or (before in given[:1] and before in _TAKE_FOLDERS)
+        if (text == "" and named) or text in ("--out=", "--output="):
+            raise InputError(
+                f"the path after '{before if text == '' else text}' is empty; write . for the current folder."
+            )

@@ -31,6 +31,7 @@ from everfed.machine import check_memory
 from everfed.methods import COMPARED as _COMPARED, METHODS
 from everfed.registry import lookup
 from everfed.run import config
+from everfed.run.toml import show
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import TRACKERS
 from everfed.studies.sweep import overwritten
@@ -275,6 +276,8 @@ def _raw(source: str, settings: list[str], shorts: dict[Short, Any]) -> dict[str
     for i, (key, value) in enumerate(given):
         if undone := [before for before, _ in given[:i] if before != key and overwritten(before, key)]:
             raise InputError(f"'{key}' comes after '{undone[0]}' and undoes it; write --set {undone[0]}=... after it.")
+        if twice := [before for name, before in given[:i] if name == key and before != value]:
+            raise InputError(f"'{key}' is set twice, to {show(twice[0])} and to {show(value)}; set it once.")
         config.change(raw, key, value)
     return raw
 

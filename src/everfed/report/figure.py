@@ -26,6 +26,7 @@ _LOOK: Any = {
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "everfed",  # the same numbers give the same file
+    "text.parse_math": False,  # names are shown as they are, dollars included
 }
 
 
@@ -44,7 +45,7 @@ def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> P
     import matplotlib
 
     with matplotlib.rc_context(_LOOK):
-        picture = _draw(drawn, title)
+        picture = _draw(drawn, title and title.encode(errors="backslashreplace").decode())
         path.parent.mkdir(parents=True, exist_ok=True)
         undated = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[path.suffix.lower()]
         picture.savefig(path, dpi=200, metadata=undated)

@@ -90,6 +90,12 @@ def from_dict(raw: Mapping[str, Any]) -> Experiment:
             made = _experiment(content)
         except InputError as error:
             raise InputError(f"methods.{method}: {error}") from None
+        known = METHODS[method]
+        for part, wanted in (("policy", known.policy), ("server", known.server)):
+            if type(getattr(made, part)) is not type(wanted):
+                raise InputError(
+                    f"methods.{method} sets '{part}'; it holds settings of this method; it cannot choose another."
+                )
         if method == experiment.method:
             experiment = made
     return experiment
@@ -216,6 +222,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return None
         hint = next(part for part in typing.get_args(hint) if part in _PLAIN)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > checks.LARGEST:
+            raise InputError(f"{where} is {show(value)}; it must be at most {checks.LARGEST:g} in size.")
         return float(value)
     if hint not in _PLAIN:
         raise InputError(f"{where} has the type {hint}; an option must be a number, a string or a list of them.")
@@ -245,7 +253,7 @@ def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
             raise InputError(f"'{path}' is a folder or a device; give an experiment file.")
         if path.stat().st_size > _LARGEST:
             raise InputError(f"'{path}' is not an experiment file: it has more than {_LARGEST // 10**6} MB.")
-        raw = _in_todays_words(parse(path.read_text(encoding="utf-8"), str(path)))
+        raw = _in_todays_words(parse(path.read_text(encoding="utf-8-sig"), str(path)))
     except FileNotFoundError:
         raise InputError(f"there is no experiment file '{path}'.") from None
     except (OSError, UnicodeDecodeError) as error:

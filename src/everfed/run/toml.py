@@ -11,11 +11,14 @@ from everfed.errors import InputError, first_line, shown
 from everfed.run import live
 
 DEEPEST = 8  # tables inside tables
+_MOST_DOTS = 1000  # in what may be a key
 
 
 def parse(text: str, source: str = "the experiment") -> dict[str, Any]:
     """The content of a TOML text, or an error that names its source."""
     try:
+        if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise RecursionError  # dotted keys take the time of their length squared
         raw = tomllib.loads(text)
     except RecursionError:
         raise InputError(f"{source} is not valid TOML: its values are nested too deeply.") from None

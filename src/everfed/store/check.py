@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +13,17 @@ from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.store.checkpoint import checkpoints, is_damaged, notes_about
 from everfed.store.digests import Digests, write_of_run
-from everfed.store.files import DamagedError, StoreError, digest_of, disk_error, sweep_up, write_tensors
+from everfed.store.files import (
+    DamagedError,
+    ForeignError,
+    StoreError,
+    check_regular,
+    digest,
+    digest_of,
+    disk_error,
+    sweep_up,
+    write_tensors,
+)  # fmt: skip
 from everfed.store.lock import Place, is_running
 from everfed.store.reading import (
     model_from_checkpoint,
@@ -43,6 +52,10 @@ class Verdict:
 
 def check_run(folder: Path, repair: bool = True) -> Verdict:
     """Compare every file with its digest. repair: write again what others tell, and remove what was left behind."""
+    try:
+        check_regular(folder)
+    except (OSError, DamagedError) as error:
+        return Verdict(folder, "unreadable", (reason(error),))
     if is_running(folder):
         return Verdict(folder, "running")
     repaired: list[str] = []
@@ -106,6 +119,12 @@ def _repairs(folder: Path) -> Iterator[str]:
         experiment = read_experiment(folder)
     except Exception:  # told by whoever reads it next
         return
+    try:
+        read_result(folder)
+    except ForeignError:
+        return
+    except DamagedError:
+        pass
     rounds, complete = whole_records(folder)
     if complete and len(rounds) == experiment.rounds:
         yield from _repair_model(folder, experiment)
@@ -115,6 +134,8 @@ def _repairs(folder: Path) -> Iterator[str]:
 def _repair_environment(folder: Path) -> Iterator[str]:
     try:
         read_starts(folder)
+    except ForeignError:
+        return
     except DamagedError as error:
         path = folder / "environment.json"
         path.replace(path.with_suffix(".damaged"))
@@ -138,23 +159,24 @@ def _repair_digests(folder: Path, digests: Digests) -> Iterator[str]:
 
 
 def _told(folder: Path) -> dict[str, tuple[int, str]]:
-    """Lengths and digests of files according to the result, or else to the newest checkpoint."""
+    """Lengths and digests of files according to the result, or else to the newest checkpoint of this experiment."""
     try:
         result = read_result(folder)
     except DamagedError:
         result = None
     good = (notes_about(path) for path in checkpoints(folder) if not is_damaged(path))
-    listed: dict[str, Any] = (result or {}).get("files") or next(
-        (about["files"] for about in good if "files" in about), {}
-    )
-    return {name: (int(length), str(sha256)) for name, (length, sha256) in listed.items()}
+    mine = digest(folder / "experiment.toml")
+    for listed in ((about or {}).get("files", {}) for about in (result, *good)):
+        if listed.get("experiment.toml", ["", ""])[1] == mine:
+            return {name: (int(length), str(sha256)) for name, (length, sha256) in listed.items()}
+    return {}
 
 
 def _repair_model(folder: Path, experiment: Experiment) -> Iterator[str]:
     try:
         whole_model(folder)
     except (DamagedError, FileNotFoundError):
-        model = model_from_checkpoint(folder, experiment.rounds)
+        model = model_from_checkpoint(folder, experiment)
         if model is not None:
             save_model(folder, model)
             yield "the model was damaged or missing; it was written again, from the last checkpoint."
@@ -164,6 +186,8 @@ def _repair_result(folder: Path, experiment: Experiment, rounds: list[RoundRecor
     try:
         if read_result(folder) is not None:
             return
+    except ForeignError:
+        return
     except DamagedError:
         pass
     try:

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from everfed.store.files import digest_of, write_atomically, write_sealed
+from everfed.store.files import DamagedError, digest_of, write_atomically, write_sealed
 
 NAME = "digests"
 FORMAT = 2  # of run folders; 1 had no digests
+_LARGEST = 256 << 20  # bytes: some million batches of records
 _FIRST = f"everfed run folder, format {FORMAT}"
 _LINE = re.compile(r"(\S+) (\d{1,18}) ([0-9a-f]{64})")
 
@@ -32,6 +33,8 @@ class Digests:
         self.path = folder / NAME
         self.entries: dict[str, list[Entry]] = {}
         try:
+            if self.path.stat().st_size > _LARGEST:
+                raise DamagedError(f"'{self.path}' is damaged: it has {self.path.stat().st_size:,} bytes")
             text = self.path.read_text(encoding="ascii", errors="replace")
         except FileNotFoundError:
             text = ""

@@ -6,6 +6,7 @@ content; other files are named, with theirs, by one that does.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -36,10 +37,24 @@ def disk_error(path: Path, error: OSError) -> StoreError:
     if path.is_file():
         return StoreError(f"'{path}' is a file; a run needs a folder. Choose another name.")
     said = error.strerror or str(error)
+    if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG):
+        return StoreError(f"the run folder '{path}' cannot be written: {said}. Choose another folder.")
     return StoreError(
         f"the run folder '{path}' cannot be written: {said}. Everything up to the last checkpoint is kept; free "
         "some space or choose another folder, then resume with the same command."
     )
+
+
+class ForeignError(DamagedError):
+    """A file is whole, but belongs to another run."""
+
+
+def check_regular(folder: Path) -> None:
+    """Raise an error if a folder has pipes, links or folders in the place of files: they block, or lead elsewhere."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        ours = path.suffix in (".json", ".toml", ".arrow", ".safetensors") or path.name in ("digests", "lock")
+        if ours and (path.is_symlink() or not path.is_file()):
+            raise DamagedError(f"'{path}' is not a plain file, as everfed writes it; remove it")
 
 
 def digest(path: Path) -> str:

@@ -28,12 +28,12 @@ from everfed.run.fleets import CycleFleet
 from everfed.run.live import objects, restored
 from everfed.store import legacy
 from everfed.store.check import repair_run
-from everfed.store.checkpoint import checkpoints
+from everfed.store.checkpoint import checkpoints, is_damaged, read_notes
 from everfed.store.digests import NAME as DIGESTS, Digests, write_of_run
-from everfed.store.files import DamagedError, StoreError, digest, digest_of, disk_error, write_atomically
+from everfed.store.files import DamagedError, StoreError, check_regular, digest, digest_of, disk_error, write_atomically
 from everfed.store.fleet_file import NAME as FLEET_FILE, saved_fleet
 from everfed.store.lock import Place
-from everfed.store.reading import damaged_traces, read_experiment, read_result, read_starts, traces
+from everfed.store.reading import damaged_traces, guarded, read_experiment, read_result, read_starts, traces
 from everfed.store.records import NAME as RECORDS, whole_records
 
 
@@ -54,6 +54,7 @@ class RunFolder:
         if traces(pinned) and not (self.path / "experiment.toml").exists():
             pinned.make_fleet()  # a trace that cannot be read is refused before a folder is tied to it
         try:
+            check_regular(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             self.place = Place(self.path)
             for said in repair_run(self.path, self.place):
@@ -110,7 +111,7 @@ class RunFolder:
     def _begun(self) -> bool:
         """Whether anything has been trained."""
         trained = (self.path / "model.safetensors").exists() or checkpoints(self.path)
-        return bool(trained or whole_records(self.path)[0])
+        return bool(trained or whole_records(self.path, not guarded(self.path))[0])
 
     def clear(self) -> None:
         """Remove an experiment that has trained nothing: it was refused, or its settings were corrected."""
@@ -140,6 +141,10 @@ class RunFolder:
                 if (self.path / name).exists():
                     content = (self.path / name).read_bytes()
                     digests.replace(name, [(len(content), digest_of(content))])
+            kept = [path for path in checkpoints(self.path) if not is_damaged(path)]
+            lengths = sorted(int(read_notes(path).get("records", 0)) for path in kept)
+            records = (self.path / RECORDS).read_bytes() if (self.path / RECORDS).exists() else b""
+            digests.replace(RECORDS, [(n, digest_of(records[:n])) for n in lengths if 0 < n <= len(records)])
 
     def release(self) -> None:
         if self.place:

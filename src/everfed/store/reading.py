@@ -23,7 +23,16 @@ from everfed.run.live import Live
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints
 from everfed.store.digests import FORMAT, Digests
-from everfed.store.files import DamagedError, StoreError, digest, read_json, read_sealed
+from everfed.store.files import (
+    DamagedError,
+    ForeignError,
+    StoreError,
+    check_regular,
+    digest,
+    digest_of,
+    read_json,
+    read_sealed,
+)
 from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet
 from everfed.store.lock import is_running
 from everfed.store.records import whole_records
@@ -55,14 +64,24 @@ def open_run(path: str | Path) -> StoredRun:
     folder = Path(path)
     if not (folder / "experiment.toml").exists():
         raise InputError(f"'{folder}' is not a run folder: it has no experiment.toml.")
+    check_regular(folder)
+    try:
+        return _opened(folder)
+    except PermissionError as error:
+        raise StoreError(f"'{error.filename}' cannot be read: {error.strerror}") from error
+
+
+def _opened(folder: Path) -> StoredRun:
     running = is_running(folder)
     experiment = read_experiment(folder)
     result, damage = None, ""
     try:
         result = read_result(folder)  # before the records, which may grow in between
+    except ForeignError:
+        raise
     except DamagedError as error:
         damage = str(error)
-    rounds, complete = whole_records(folder)
+    rounds, complete = whole_records(folder, not guarded(folder))
     if damage:
         state = "done" if len(rounds) == experiment.rounds else "stopped"
         warn(f"{damage}; the run counts as {state} by its records.", 2)
@@ -74,10 +93,12 @@ def open_run(path: str | Path) -> StoredRun:
         warn(f"the records of '{folder}' are damaged after round {len(rounds)}; they are read up to there.", 2)
     try:
         starts = read_starts(folder)
+    except ForeignError:
+        raise
     except DamagedError as error:
         starts = []
         warn(f"{error}; it is left out.", 2)
-    params = read_params(folder, experiment.rounds if state == "done" else None)
+    params = read_params(folder, experiment, done=state == "done")
     return StoredRun(rounds, params, folder, experiment, state, starts[-1] if starts else {})
 
 
@@ -161,15 +182,14 @@ def check_digest(folder: Path, name: str) -> None:
 
 
 def guarded(folder: Path) -> bool:
-    """Whether a folder was written by a version that writes digests, judged by its other files."""
-    for read in (read_result, _read_environment):
-        try:
-            content = read(folder)
-        except DamagedError:
-            return True  # whoever wrote it, there is nothing to rely on
-        if content is not None and content["format"] > 1:
-            return True
-    return False
+    """Whether a folder was written by a version that writes digests. Older ones left an environment without a seal."""
+    if Digests(folder).known:
+        return True
+    try:
+        environment, result = _read_environment(folder), read_result(folder)
+    except DamagedError:
+        return True
+    return environment is None or environment["format"] > 1 or (result is not None and result["format"] > 1)
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -198,7 +218,7 @@ def _of_this_run(path: Path, content: dict[str, Any] | None) -> dict[str, Any] |
         raise InputError(f"'{path}' is of format {content['format']}, but this version reads formats up to {FORMAT}.")
     known = Digests(path.parent).sha256s("experiment.toml")
     if content and known and content["experiment"] not in known:
-        raise DamagedError(f"'{path}' is that of another run")
+        raise ForeignError(f"'{path}' and 'experiment.toml' are of different runs; choose another folder")
     return content
 
 
@@ -210,17 +230,17 @@ def check_complete(folder: Path, experiment: Experiment, rounds: list[RoundRecor
         )
 
 
-def read_params(folder: Path, rounds: int | None) -> dict[str, Tensor]:
-    """The trained model of a run that is done after these rounds, or of the last checkpoint of one that is not."""
-    if rounds is None:
-        return next((part_of(c.tensors, "model.") for c in _good_checkpoints(folder)), {})
+def read_params(folder: Path, experiment: Experiment, done: bool) -> dict[str, Tensor]:
+    """The trained model of a run that is done, or that of the last checkpoint of one that is not."""
+    if not done:
+        return next((part_of(c.tensors, "model.") for c in _own_checkpoints(folder, experiment)), {})
     try:
         return whole_model(folder)
     except (DamagedError, FileNotFoundError) as error:
-        rebuilt = model_from_checkpoint(folder, rounds)
+        rebuilt = model_from_checkpoint(folder, experiment)
         if rebuilt is None:
             raise DamagedError(f"{first_line(error)}; {AGAIN}") from error
-        warn(f"'{folder / 'model.safetensors'}' is damaged or missing; the model is read from the last checkpoint.", 3)
+        warn(f"'{folder / 'model.safetensors'}' is damaged or missing; the model is read from the last checkpoint.", 4)
         return rebuilt
 
 
@@ -235,13 +255,23 @@ def whole_model(folder: Path) -> dict[str, Tensor]:
         raise DamagedError(f"'{path}' is damaged: {first_line(error)}") from error
 
 
-def model_from_checkpoint(folder: Path, rounds: int) -> dict[str, Tensor] | None:
-    """The model as it was after these rounds, if a checkpoint has all of it (it lacks buffers and frozen parts)."""
-    for found in _good_checkpoints(folder):
-        if found.round == rounds and found.about.get("whole_model"):
+def model_from_checkpoint(folder: Path, experiment: Experiment) -> dict[str, Tensor] | None:
+    """The model as it was after the last round, if a checkpoint has all of it (it lacks buffers and frozen parts)."""
+    for found in _own_checkpoints(folder, experiment):
+        if found.round == experiment.rounds and found.about.get("whole_model"):
             return part_of(found.tensors, "model.")
     return None
 
 
-def _good_checkpoints(folder: Path) -> Iterable[Checkpoint]:
-    return (found for found in load_checkpoints(folder) if isinstance(found, Checkpoint))
+def lineage(experiment: Experiment) -> str:
+    """What checkpoints of a run share, however far it is to go."""
+    return digest_of(config.identity(replace(experiment, rounds=1)).encode())
+
+
+def _own_checkpoints(folder: Path, experiment: Experiment) -> Iterable[Checkpoint]:
+    """Good ones of this run, newest first; those of older versions do not say whose they are."""
+    mine = lineage(experiment)
+    for found in load_checkpoints(folder):
+        own = isinstance(found, Checkpoint) and found.about.get("experiment", mine) == mine
+        if isinstance(found, Checkpoint) and own and found.round <= experiment.rounds:
+            yield found

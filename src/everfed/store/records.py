@@ -113,15 +113,18 @@ class RecordsFile:
         self.file.close()
 
 
-def whole_records(folder: Path) -> tuple[list[RoundRecord], bool]:
-    """(the records of a folder as far as they are as they were written, whether that is all of them)."""
+def whole_records(folder: Path, trusted: bool = False) -> tuple[list[RoundRecord], bool]:
+    """(the records of a folder as far as they are as they were written, whether that is all of them).
+
+    trusted: whether those of a folder without digests are taken as they are, since an older version wrote it.
+    """
     digests = Digests(folder)  # before the records, which may grow in between
     try:
         content = (folder / NAME).read_bytes()
     except FileNotFoundError:
         return [], digests.promised(NAME) == 0
     if not digests.known:
-        return parsed(content), True
+        return (parsed(content), True) if trusted else ([], False)
     right = digests.whole_part(NAME, content)
     return parsed(content[:right]), right == max(digests.promised(NAME), len(content))
 

@@ -6,13 +6,11 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from everfed.errors import DivergenceError, InputError, warn
 from everfed.machine import free_memory
-from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.run.loop import Run
@@ -23,7 +21,7 @@ from everfed.store.digests import Digests
 from everfed.store.environment import environment, fleet_assumptions
 from everfed.store.files import digest_of, disk_error
 from everfed.store.folder import RunFolder
-from everfed.store.reading import read_starts
+from everfed.store.reading import lineage, read_starts
 from everfed.store.records import NAME as RECORDS, RecordsFile, parsed
 from everfed.versions import other_versions, versions
 
@@ -131,17 +129,15 @@ class RunWriter:
 
     def _unusable(self, found: Checkpoint, digests: Digests, records: bytes) -> str:
         """What is wrong with a checkpoint that is whole, if anything."""
-        if found.about.get("experiment", self._lineage()) != self._lineage():
+        if found.about.get("experiment", lineage(self.experiment)) != lineage(self.experiment):
             return f"the checkpoint '{found.path.name}' is of another experiment"
         length = int(found.notes["records"])
-        whole = digests.whole_part(RECORDS, records[:length]) if digests.entries.get(RECORDS) else len(records)
-        if whole < length or len(parsed(records[:length])) != found.round:
+        told = found.about.get("files", {}).get(RECORDS)
+        whole = digests.whole_part(RECORDS, records[:length]) == length
+        mine = told is None or [length, digest_of(records[:length])] == told
+        if not whole or not mine or len(parsed(records[:length])) != found.round:
             return f"the records of '{found.path.name}' are incomplete"
         return ""
-
-    def _lineage(self) -> str:
-        """What checkpoints of this run share, however far it is to go."""
-        return digest_of(config.identity(replace(self.experiment, rounds=1)).encode())
 
     def _check_versions(self, found: Checkpoint) -> None:
         then = found.about.get("versions")
@@ -189,7 +185,7 @@ class RunWriter:
         self.write()
         length, _ = self.records.sync()
         about = {
-            "experiment": self._lineage(),
+            "experiment": lineage(self.experiment),
             "versions": versions(),
             "memory_budget": self.run.memory_budget,
             "whole_model": self.whole_model,
