@@ -24,6 +24,9 @@ from everfed.learning.task import DeviceData, Loss
 # How far two evaluations of the same samples may be apart, relative to the largest output: a GPU adds in any order.
 _ROUNDING = 1e-4
 
+# How often they are evaluated: a mask that rarely drops may be the same twice.
+_TIMES = 4
+
 
 def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
     """Run small forward passes to reject a model of the wrong shape, or one whose evaluation draws by chance."""
@@ -31,10 +34,8 @@ def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
     with undisturbed(sample.device), _unchanged(module):
         try:
             with torch.no_grad():
-                torch.manual_seed(0)
-                out = module.eval()(sample.clone())
-                torch.manual_seed(1)
-                again = module(sample.clone())
+                module.eval()
+                out, *others = (module(sample.clone()) for _ in range(_TIMES))
         except Exception as error:  # the model's own code, which may raise anything
             shape = tuple(sample.shape[1:])
             raise InputError(f"the model does not accept samples of shape {shape}: {first_line(error)}.") from error
@@ -50,7 +51,8 @@ def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
             f"the model gives outputs of shape {tuple(out.shape)} for {len(sample)} samples; "
             f"for {classes} classes it must be ({len(sample)}, {classes})."
         )
-    if out.shape != again.shape or bool(((out - again).abs() > _ROUNDING * out.abs().max()).any()):
+    apart = _ROUNDING * out.abs().max()
+    if any(other.shape != out.shape or bool(((other - out).abs() > apart).any()) for other in others):
         raise InputError(
             f"the model {type(module).__name__} gives other outputs for the same samples when it is evaluated again; "
             "use nn.Dropout, or F.dropout(..., training=self.training), which draw in training only."
