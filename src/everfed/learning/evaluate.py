@@ -18,10 +18,11 @@ from everfed.arrays import Floats
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, unknown
+from everfed.errors import InputError, first_line, shown, unknown
 from everfed.learning.layout import Layout
 from everfed.learning.precision import autocast
 from everfed.learning.task import Loss, own_tensor
+from everfed.learning.trial import undisturbed
 from everfed.registry import lookup
 
 # Test samples per forward pass: bounds the memory of an evaluation.
@@ -89,6 +90,8 @@ def own_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
         name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
         if name in found or name in _NAMES:
             raise InputError(f"two metrics are called '{name}'; give each its own name.")
+        if isinstance(metric, type):
+            raise InputError(f"the metric is the class {name}; give a function of (outputs, targets), or an instance.")
         found[name] = lookup(METRICS, metric, "metric") if isinstance(metric, str) else metric
     return found
 
@@ -117,15 +120,17 @@ class Evaluator:
             groups = fleet.groups()
             mixes = data.label_mixes([g.clients for g in groups])
             self.mixes = {g.label: mix for g, mix in zip(groups, mixes, strict=True)}
+        if self.metrics and len(self.y):  # what they get wrong shows now, and not after the first rounds
+            with undisturbed(device):
+                self._own(self._outputs(layout.flatten(module)))
 
     def __call__(self, params: Tensor) -> Metrics | None:
         """None without a test set."""
         if len(self.y) == 0:
             return None
         outputs = self._outputs(params)
-        own = {name: _number(name, metric(outputs, self.y)) for name, metric in self.metrics.items()}
         if not self.classes:
-            return Metrics(float(self.loss(outputs, self.y)), own=own)
+            return Metrics(float(self.loss(outputs.clone(), self.y.clone())), own=self._own(outputs))
         losses = F.cross_entropy(outputs, self.y, reduction="none")
         correct = outputs.argmax(dim=1) == self.y
         totals = _by_class(torch.ones_like(losses), self.y, self.classes)
@@ -139,8 +144,20 @@ class Evaluator:
             tuple(class_loss.tolist()),
             {label: _mixed(class_accuracy, mix) for label, mix in self.mixes.items()},
             {label: _mixed(class_loss, mix) for label, mix in self.mixes.items()},
-            own,
+            self._own(outputs),
         )
+
+    def _own(self, outputs: Tensor) -> dict[str, float]:
+        """The run's additional metrics, each of copies, since a user's function may write into what it is given."""
+        found = {}
+        for name, metric in self.metrics.items():
+            try:
+                value = metric(outputs.clone(), self.y.clone())
+            except Exception as error:  # the user's own code, which may raise anything
+                said = f"the metric '{name}' fails ({first_line(error)})"
+                raise InputError(f"{said}; it takes (outputs, targets) and returns a number.") from error
+            found[name] = _number(name, value)
+        return found
 
     def _outputs(self, params: Tensor) -> Tensor:
         weights = self.layout.unflatten(params)
@@ -148,7 +165,8 @@ class Evaluator:
         self.module.eval()
         try:
             with torch.no_grad(), autocast(self.precision):
-                inputs = (self.augment.evaluate(x) for x in self.x.split(_BATCH))
+                # Copies, since a model may change its inputs in place.
+                inputs = (self.augment.evaluate(x.clone()) for x in self.x.split(_BATCH))
                 return torch.cat([functional_call(self.module, weights, (x,)) for x in inputs]).float()
         finally:
             self.module.train(training)
@@ -156,9 +174,11 @@ class Evaluator:
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"the metric '{name}' is {value!r}; it must be a number.") from None
+        if not isinstance(value, str | bytes):  # of which float would read some
+            return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise InputError(f"the metric '{name}' is {shown(value)}; it must be a number.")
 
 
 def _by_class(values: Tensor, labels: Tensor, classes: int) -> Floats:

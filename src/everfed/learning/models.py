@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from everfed import registry
 from everfed.checks import Checked, Count
-from everfed.errors import InputError, first_line
+from everfed.errors import InputError
 from everfed.registry import lookup
 
 
@@ -108,7 +108,13 @@ def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> nn
 def check(module: nn.Module) -> None:
     """Reject modules that cannot be averaged, or that draw their own random numbers."""
     for name, layer in module.named_modules():
-        where = f"layer '{name}' ({type(layer).__name__})"
+        where = f"layer '{name}' ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
+        if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise InputError(
+                f"{where} cannot be trained with other weights; give the plain module that it was made from."
+            )
+        if any(t.is_meta for t in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))):
+            raise InputError(f"{where} is on the device 'meta' and has no weights; make it on the CPU.")
         if getattr(layer, "running_mean", None) is not None:
             raise InputError(
                 f"{where} keeps running statistics, which scaled updates would corrupt (a variance can turn "
@@ -126,35 +132,6 @@ def check(module: nn.Module) -> None:
     odd = {p.dtype for p in parameters} - {torch.float32}
     if odd:
         raise InputError(f"the model has parameters of {odd.pop()}; everfed trains float32 models: call model.float().")
-
-
-def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
-    """Run one small forward pass to reject a model of the wrong shape before training."""
-    shape = tuple(sample.shape[1:])
-    training = module.training
-    try:
-        with torch.no_grad():
-            out = module.eval()(sample)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise InputError(f"the model does not accept samples of shape {shape}: {first_line(error)}.") from error
-    finally:
-        module.train(training)
-    if classes and (out.ndim != 2 or out.shape[1] < classes):
-        raise InputError(
-            f"the model gives outputs of shape {tuple(out.shape)} for {len(sample)} samples; "
-            f"for {classes} classes it must be ({len(sample)}, {classes})."
-        )
-
-
-def check_targets(module: nn.Module, sample: Tensor, targets: Tensor) -> None:
-    """Squared error broadcasts silently, (n, 1) against (n) to (n, n): refuse shapes that differ."""
-    with torch.no_grad():
-        out = module(sample)
-    if out.shape != targets.shape:
-        raise InputError(
-            f"the model gives outputs of shape {tuple(out.shape)} for targets of shape {tuple(targets.shape)}; "
-            "for a squared error both must be the same."
-        )
 
 
 def _image(shape: tuple[int, ...], model: str, least: int) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.errors import InputError, first_line, some, warn
-from everfed.learning import models
+from everfed.learning import models, trial
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
@@ -53,16 +53,18 @@ class Setup:
         _warn_of_small_clients(self.data, experiment.batch_size)
         memory.check_samples(self.data, self.device)
         self.loss = experiment.loss or (F.cross_entropy if self.data.classes else F.mse_loss)
-        self.module = _instance(experiment.model, self.data, experiment.seeds.init, self.device).to(self.device)
+        self.module = _instance(experiment.model, self.data, experiment.seeds.init, self.device)
         models.check(self.module)
+        self.module.to(self.device)
         self.samples = on_device(self.data, self.device)
         with memory.largest_output(self.module) as numbers:
-            models.check_fits(self.module, self.samples.inputs(2), self.data.classes)
+            trial.check_fits(self.module, self.samples.inputs(2), self.data.classes)
         if self.loss is F.mse_loss:
-            models.check_targets(self.module, self.samples.inputs(2), self.samples.targets(2))
+            trial.check_targets(self.module, self.samples.inputs(2), self.samples.targets(2))
         self.layout = Layout(self.module)
         shape = self.data.input_shape()
         memory.check_training(experiment, self.layout.size, shape, numbers[0] // 2, self.device)
+        trial.check_training(self.module, self.loss, self.samples, experiment.batch_size)
 
     def server(self, on_divergence: str = "stop") -> Server:
         e = self.experiment

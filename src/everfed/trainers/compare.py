@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-import random
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +23,7 @@ from everfed.learning.gradients import GradientRule, adjusted
 from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
 from everfed.learning.precision import autocast, set_precision
 from everfed.learning.task import CannotTrainError, Check, Task, Trainer, in_words
+from everfed.learning.trial import undisturbed
 
 # How far a step moves the weights, relative to their length. A step of 1e-9 would drown in the rounding of
 # the weights, and after one of 100 the second gradient has nothing to do with the first.
@@ -102,7 +100,7 @@ def compare(
     who = tuple(clients.tolist())
     if not who:
         return Check(note="no client has samples here")
-    with _undisturbed(task.data.device):
+    with undisturbed(task.data.device):
         try:
             params = task.layout.flatten(task.module)
             rules, note = _copyable(task.gradients)
@@ -137,7 +135,7 @@ def fails(make: Callable[[Task], Trainer], task: Task) -> str:
     holders = torch.nonzero(task.data.sizes).reshape(-1).cpu().numpy()
     if len(holders) == 0:
         return ""
-    with _undisturbed(task.data.device):
+    with undisturbed(task.data.device):
         try:
             rules, _ = _copyable(task.gradients)
             little = replace(task, gradients=rules, local_steps=1, most_at_once=1)
@@ -272,17 +270,3 @@ def _seed(device: torch.device) -> None:
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
         torch.cuda.manual_seed(0)
-
-
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Every generator of random numbers is afterwards where it was, and nothing is said twice."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the user's model may use it
-    devices = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
