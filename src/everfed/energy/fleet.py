@@ -8,17 +8,19 @@ from functools import cached_property
 
 import numpy as np
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Ints, Seeds
 from everfed.checks import checked
 from everfed.energy.arrivals import ARRIVALS, Arrivals
 from everfed.energy.battery import IDEAL, Storage
-from everfed.errors import InputError, some
+from everfed.errors import InputError, shown, some
 from everfed.machine import check_memory
 from everfed.registry import lookup
 
 # The Philox counter has 32 bits for the client and 32 for the round or window.
 MAX_CYCLE = 2**31 - 1
 _MAX_CLIENTS = 2**32 - 3  # synthetic data have two of the numbers
+# Units a round: above it a full battery's level, the harvest less what does not fit, would lose its digits.
+MOST_HARVESTED = 1e12
 _BYTES_A_CLIENT = 120  # of a schedule's arrays, at least
 
 
@@ -117,6 +119,20 @@ class Fleet:
         group_of = None if self.group_of is None else self.group_of[clients]
         bits = None if self.message_bits is None else self.message_bits[clients]
         return Fleet(self.arrivals.part(clients), self.capacity[clients], storage, unit_j, self.labels, group_of, bits)
+
+    def harvest(self, round: int, seed: Seeds) -> Floats:
+        """Units that arrive in this round; refused if they are no amounts, since arrivals may come from a plugin."""
+        arrived = self.arrivals.harvest(round, seed)
+        shapes = (len(self),), np.broadcast_shapes(np.shape(seed), (len(self),))
+        said = f"{type(self.arrivals).__name__}: its harvest of round {round}"
+        if type(arrived) is not np.ndarray or arrived.dtype.kind not in "fiu" or arrived.shape not in shapes:
+            raise InputError(f"{said} is {shown(arrived)}; it must be an array of numbers of shape ({len(self)},).")
+        if not (arrived.min() >= 0.0 and arrived.max() <= MOST_HARVESTED):  # false for NaN as well
+            *_, client = bad = np.argwhere(~((arrived >= 0.0) & (arrived <= MOST_HARVESTED)))[0]
+            raise InputError(
+                f"{said} is {arrived[tuple(bad)]:g} units for client {client}; it must be from 0 to {MOST_HARVESTED:g}."
+            )
+        return arrived
 
     @property
     def energy_unit(self) -> str:
