@@ -91,7 +91,9 @@ WRONG = (
     [
         lambda policy: list(ef.plan(FLEET, policy, 4)),
         lambda policy: ef.audit(FLEET, policy, 4, 3),
-        lambda policy: ef.simulate("logistic", DATA, FLEET, method=ef.Method(policy, ef.Sum()), rounds=4, local_steps=1, batch_size=2),
+        lambda policy: ef.simulate(
+            "logistic", DATA, FLEET, method=ef.Method(policy, ef.Sum()), rounds=4, local_steps=1, batch_size=2
+        ),
     ],
     ids=["plan", "audit", "simulate"],
 )
@@ -162,3 +164,20 @@ def test_what_is_no_energy_is_refused_by_name_and_round(use, value, words):
         use(fleet)
     assert "Tapped: its harvest of round 1 " in str(error.value)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.ma.masked_array([1, 2], [True, False]), np.array([1 + 0j, 2]), ["5"], [True], [True, 2], np.array([True]), "1"],
+    ids=repr,
+)
+def test_what_numpy_would_take_for_numbers_is_refused(values):
+    for given in ({"cycles": values}, {"cycles": [1, 2], "capacity": values}, {"cycles": [1, 2], "offsets": values}):
+        with pytest.raises(InputError, match="must be plain numbers, one per client"):
+            Fleet.from_cycles(**given)
+
+
+def test_a_supply_beyond_counting_is_refused():
+    group = ef.DeviceGroup(trace_scale=1.0)
+    with pytest.raises(InputError, match=r"harvests up to .* times the energy of a round"):
+        ef.DeviceFleet(groups=(replace(group, panel_w=1e25),)).build()

@@ -258,10 +258,16 @@ def check_file(path: str | Path, name: str = "output") -> Path:
 
 def check_numbers(name: str, values: Any) -> Floats:
     """An array of numbers, one per client."""
+    parts = set(map(type, values)) if isinstance(values, list | tuple) else set()
+    dropped = (bool, np.bool_, np.ma.MaskedArray)  # NumPy would take truths as 0 and 1, and forget a mask
     try:
-        return np.asarray(values, np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name} must be numbers, one per client; got {shown(values)}.") from None
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiuO" or isinstance(values, dropped) or any(issubclass(p, dropped) for p in parts):
+            raise TypeError
+        return array.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        got = " ".join(shown(values).split())
+        raise InputError(f"{name} must be plain numbers, one per client; got {got}.") from None
 
 
 def check_shares(shares: Any, clients: int) -> Floats:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from everfed.arrays import Floats, Ints, Seeds
-from everfed.checks import checked
+from everfed.checks import check_numbers, checked
 from everfed.energy.arrivals import ARRIVALS, Arrivals
 from everfed.energy.battery import IDEAL, Storage
 from everfed.errors import InputError, shown, some
@@ -94,10 +94,7 @@ class Fleet:
         if len(o) != len(e):
             raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset per client.")
         process = lookup(ARRIVALS, arrivals, "arrival process")(e, o)
-        try:
-            size = np.ceil(process.window_capacity) if capacity is None else np.asarray(capacity, np.float64)
-        except (TypeError, ValueError):
-            raise InputError(f"capacity is {capacity!r}; it must be a number of units, or one per client.") from None
+        size = np.ceil(process.window_capacity) if capacity is None else check_numbers("capacity", capacity)
         if size.ndim > 1 or (size.ndim and len(size) != len(e)):
             raise InputError(f"{size.size} capacities were given for {len(e)} clients; give one, or one per client.")
         size = np.broadcast_to(size, len(e)).copy()
@@ -214,10 +211,7 @@ def alike(keys: Ints) -> list[Ints]:
 
 def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:
     """An int64 array of whole numbers >= least, or an error that names the first bad client."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name}s must be whole numbers; got {values!r}.") from None
+    array = check_numbers(f"{name}s", values)
     if array.ndim != 1:
         raise InputError(f"{name}s must be a flat list, one per client; got an array of {array.ndim} dimensions.")
     bad = np.flatnonzero(~((array >= least) & (array <= MAX_CYCLE) & (np.floor(array) == array)))
