@@ -13,6 +13,7 @@ import everfed as ef
 from everfed import InputError
 from everfed.energy.arrivals import Lump
 from everfed.energy.fleet import Fleet
+from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.scheduling.policies import Decision, Policy
 from everfed.scheduling.silent import never_trained
 
@@ -178,6 +179,5 @@ def test_what_numpy_would_take_for_numbers_is_refused(values):
 
 
 def test_a_supply_beyond_counting_is_refused():
-    group = ef.DeviceGroup(trace_scale=1.0)
-    with pytest.raises(InputError, match=r"harvests up to .* times the energy of a round"):
-        ef.DeviceFleet(groups=(replace(group, panel_w=1e25),)).build()
+    with pytest.raises(InputError, match=r"gets up to .* times the energy of a round"):
+        DeviceFleet(groups=(DeviceGroup(panel_w=1e25),)).build()

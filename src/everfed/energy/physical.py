@@ -145,7 +145,7 @@ class DeviceFleet(Checked):
         if not np.all(most <= MOST_HARVESTED):
             over = int(np.argmax(~(most <= MOST_HARVESTED)))
             raise InputError(
-                f"{self.groups[which[over]].label}: device {over} harvests up to {most[over]:.3g} times the energy of a "
+                f"{self.groups[which[over]].label}: device {over} gets up to {most[over]:.3g} times the energy of a "
                 f"round in one round, and at most {MOST_HARVESTED:g} times can be counted; give it a smaller supply."
             )
         repeats = [s.repeats for s in supplies]
