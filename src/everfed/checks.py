@@ -95,6 +95,8 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         if not listed or isinstance(value, str):
             raise InputError(f"{name} is {shown(value)}; it must be a list, as in [{shown(value)}].")
         inner = typing.get_args(bare)[0]
+        if _whole_within(value, inner):
+            return value
         return tuple(checked(f"{name}[{i}]", item, inner) for i, item in enumerate(value))
     if getattr(type(value), "only_named", False):  # a live object in another process: what it is, is not known here
         return value
@@ -105,10 +107,21 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     if origin is Callable and not callable(value):
         raise InputError(f"{name} is {shown(value)}; it must be a function.")
     kind = origin or bare
-    judged = isinstance(kind, type) and kind not in (np.ndarray, Callable) and not getattr(kind, "_is_protocol", False)
+    judged = (
+        isinstance(kind, type) and kind not in (np.ndarray, Callable, Any) and not getattr(kind, "_is_protocol", False)
+    )
     if judged and not isinstance(value, kind):
         raise InputError(f"{name} is {shown(value)}; it must be a {kind.__name__}.")
     return value
+
+
+def _whole_within(values: Any, hint: Any) -> bool:
+    """Whether this is a tuple of whole numbers that are right: so that a million need not be looked at one by one."""
+    bare, interval, _ = limits(hint)
+    if bare is not int or not isinstance(values, tuple) or set(map(type, values)) != {int}:
+        return False
+    low, high = _ends(interval or "(-inf, inf)")
+    return bool(low <= min(values) and max(values) <= min(high, 2**63 - 1))
 
 
 def is_union(hint: Any) -> bool:
@@ -245,10 +258,16 @@ def check_file(path: str | Path, name: str = "output") -> Path:
 
 def check_numbers(name: str, values: Any) -> Floats:
     """An array of numbers, one per client."""
+    parts = set(map(type, values)) if isinstance(values, list | tuple) else set()
+    dropped = (bool, np.bool_, np.ma.MaskedArray)  # NumPy would take truths as 0 and 1, and forget a mask
     try:
-        return np.asarray(values, np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name} must be numbers, one per client; got {shown(values)}.") from None
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiuO" or isinstance(values, dropped) or any(issubclass(p, dropped) for p in parts):
+            raise TypeError
+        return array.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        got = " ".join(shown(values).split())
+        raise InputError(f"{name} must be plain numbers, one per client; got {got}.") from None
 
 
 def check_shares(shares: Any, clients: int) -> Floats:

@@ -8,17 +8,19 @@ from functools import cached_property
 
 import numpy as np
 
-from everfed.arrays import Floats, Ints
-from everfed.checks import checked
+from everfed.arrays import Floats, Ints, Seeds
+from everfed.checks import check_numbers, checked
 from everfed.energy.arrivals import ARRIVALS, Arrivals
 from everfed.energy.battery import IDEAL, Storage
-from everfed.errors import InputError, some
+from everfed.errors import InputError, shown, some
 from everfed.machine import check_memory
 from everfed.registry import lookup
 
 # The Philox counter has 32 bits for the client and 32 for the round or window.
 MAX_CYCLE = 2**31 - 1
 _MAX_CLIENTS = 2**32 - 3  # synthetic data have two of the numbers
+# Units a round: above it a full battery's level, the harvest less what does not fit, would lose its digits.
+MOST_HARVESTED = 1e12
 _BYTES_A_CLIENT = 120  # of a schedule's arrays, at least
 
 
@@ -92,10 +94,7 @@ class Fleet:
         if len(o) != len(e):
             raise InputError(f"{len(o)} offsets were given for {len(e)} clients; give one offset per client.")
         process = lookup(ARRIVALS, arrivals, "arrival process")(e, o)
-        try:
-            size = np.ceil(process.window_capacity) if capacity is None else np.asarray(capacity, np.float64)
-        except (TypeError, ValueError):
-            raise InputError(f"capacity is {capacity!r}; it must be a number of units, or one per client.") from None
+        size = np.ceil(process.window_capacity) if capacity is None else check_numbers("capacity", capacity)
         if size.ndim > 1 or (size.ndim and len(size) != len(e)):
             raise InputError(f"{size.size} capacities were given for {len(e)} clients; give one, or one per client.")
         size = np.broadcast_to(size, len(e)).copy()
@@ -117,6 +116,20 @@ class Fleet:
         group_of = None if self.group_of is None else self.group_of[clients]
         bits = None if self.message_bits is None else self.message_bits[clients]
         return Fleet(self.arrivals.part(clients), self.capacity[clients], storage, unit_j, self.labels, group_of, bits)
+
+    def harvest(self, round: int, seed: Seeds) -> Floats:
+        """Units that arrive in this round; refused if they are no amounts, since arrivals may come from a plugin."""
+        arrived = self.arrivals.harvest(round, seed)
+        shapes = (len(self),), np.broadcast_shapes(np.shape(seed), (len(self),))
+        said = f"{type(self.arrivals).__name__}: its harvest of round {round}"
+        if type(arrived) is not np.ndarray or arrived.dtype.kind not in "fiu" or arrived.shape not in shapes:
+            raise InputError(f"{said} is {shown(arrived)}; it must be an array of numbers of shape ({len(self)},).")
+        if not (arrived.min() >= 0.0 and arrived.max() <= MOST_HARVESTED):  # false for NaN as well
+            *_, client = bad = np.argwhere(~((arrived >= 0.0) & (arrived <= MOST_HARVESTED)))[0]
+            raise InputError(
+                f"{said} is {arrived[tuple(bad)]:g} units for client {client}; it must be from 0 to {MOST_HARVESTED:g}."
+            )
+        return arrived
 
     @property
     def energy_unit(self) -> str:
@@ -198,10 +211,7 @@ def alike(keys: Ints) -> list[Ints]:
 
 def _whole_numbers(values: Sequence[int] | Ints, name: str, least: int) -> Ints:
     """An int64 array of whole numbers >= least, or an error that names the first bad client."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{name}s must be whole numbers; got {values!r}.") from None
+    array = check_numbers(f"{name}s", values)
     if array.ndim != 1:
         raise InputError(f"{name}s must be a flat list, one per client; got an array of {array.ndim} dimensions.")
     bad = np.flatnonzero(~((array >= least) & (array <= MAX_CYCLE) & (np.floor(array) == array)))

@@ -18,7 +18,7 @@ from everfed.arrays import Floats, Ints
 from everfed.checks import BelowOne, Checked, NonNegative, Positive
 from everfed.energy import devices
 from everfed.energy.battery import Storage
-from everfed.energy.fleet import MAX_CYCLE, Fleet, check_clients
+from everfed.energy.fleet import MAX_CYCLE, MOST_HARVESTED, Fleet, check_clients
 from everfed.energy.group import DAY_S, Clock, DeviceGroup, Hours, Supply
 from everfed.energy.profile import Profile
 from everfed.errors import InputError
@@ -141,6 +141,13 @@ class DeviceFleet(Checked):
         unit_j, capacity, standby, start, cycles = (
             np.stack([o[i] for o in options])[taken, np.arange(len(which))] for i in range(5)
         )
+        most = np.array([s.joules.max() for s in supplies])[which] * gain / unit_j
+        if not np.all(most <= MOST_HARVESTED):
+            over = int(np.argmax(~(most <= MOST_HARVESTED)))
+            raise InputError(
+                f"{self.groups[which[over]].label}: device {over} gets up to {most[over]:.3g} times the energy of a "
+                f"round in one round, and at most {MOST_HARVESTED:g} times can be counted; give it a smaller supply."
+            )
         repeats = [s.repeats for s in supplies]
         profile = Profile(
             [s.joules for s in supplies], which, gain / unit_j, np.zeros(len(which), np.int64), repeats,

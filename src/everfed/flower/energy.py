@@ -23,7 +23,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower.node_state import Arrays, Memory
 from everfed.flower.wire import BOOKS, Ask
-from everfed.scheduling.plan import Schedule
+from everfed.scheduling.plan import Schedule, decided
 from everfed.scheduling.policies import Clients, Decision, Energy, Policy, View
 
 log = logging.getLogger("flwr.everfed")
@@ -75,7 +75,7 @@ class _Granted:
 
     def step(self, state: Any, view: View) -> Decision:
         self.granted = view.round in self.rounds
-        return self.policy.step(state, view)
+        return decided(self.policy, state, view)
 
     def grant(self, wishes: Bools) -> Bools:
         return wishes & self.granted
@@ -119,7 +119,7 @@ class Simulated:
         if policy.coordinated and ask.round not in granted:  # a wish, for which nothing is paid yet
             forecast = schedule.outlook.at(ask.round) if schedule.outlook else None
             view = View(ask.round, schedule.battery.affords(), schedule.battery.level, forecast)
-            joins, scales, _ = policy.step(schedule.state, view)
+            joins, scales, _ = decided(policy, schedule.state, view)
         else:
             joins, scales = schedule.decide(ask.round)
             planned += bool(joins[0])
@@ -181,9 +181,9 @@ class Measured:
         if policy.learns and kept:
             state |= {k.removeprefix("policy."): v for k, v in kept.items() if k.startswith("policy.")}
             for missed in range(int(kept["round"]) + 1, round):  # rounds that passed while the device was away
-                state = policy.step(state, View(missed, np.array([False]), np.array([0.0]))).state
+                state = decided(policy, state, View(missed, np.array([False]), np.array([0.0]))).state
         view = View(round, np.array([level >= 1.0 - TOLERANCE]), np.array([level]))
-        decision = policy.step(state, view)
+        decision = decided(policy, state, view)
         return bool(decision.join[0]), float(decision.scale[0]), decision.state
 
     @staticmethod

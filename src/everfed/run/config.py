@@ -58,7 +58,8 @@ def to_dict(value: Any) -> dict[str, Any]:
 def plain(part: Any, hint: Any) -> Any:
     """A value of a field as a file has it."""
     if typing.get_origin(hint) is tuple:
-        return [plain(item, typing.get_args(hint)[0]) for item in part]
+        inner = typing.get_args(hint)[0]
+        return list(part) if set(map(type, part)) <= {inner} & set(_PLAIN) else [plain(item, inner) for item in part]
     if isinstance(part, Fleet):
         part = CycleFleet.of(part) or part
     if isinstance(part, np.generic):
@@ -212,6 +213,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple):
             example = f'[{{kind = "{next(iter(TABLES[inner]))}"}}]' if inner in TABLES else "[1, 5, 10]"
             raise InputError(f"{where} is {show(value)}; it must be a list, such as {example}.")
+        if inner in _PLAIN and set(map(type, value)) <= {inner}:  # a million cycles, say
+            return tuple(value)
         return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
@@ -274,11 +277,13 @@ def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
         value, hint = raw.get(field.name), hints[field.name]
         if field.metadata.get("file") and isinstance(value, str) and value:
             raw[field.name] = str(folder / value)  # type: ignore[index]
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+        table = table_of(inner)
         for part in value if isinstance(value, list) else [value]:
-            inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-            table = table_of(inner)
-            kind = table.get(str(part.get("kind"))) if table and isinstance(part, dict) else inner
-            if isinstance(part, dict) and is_dataclass(kind) and isinstance(kind, type):
+            if not isinstance(part, dict):
+                continue
+            kind = table.get(str(part.get("kind"))) if table else inner
+            if is_dataclass(kind) and isinstance(kind, type):
                 _find_files(kind, part, folder)
 
 

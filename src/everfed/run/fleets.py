@@ -52,6 +52,13 @@ class CycleFleet(Checked):
     capacity: NonNegative = 0.0  # battery in units; 0: as large as needed
     spell: Annotated[float, "[0, 1e6]"] = 0.0  # mean length of markov's good spells in rounds; 0: four
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.cycles) > self.clients:
+            raise InputError(
+                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one per client."
+            )
+
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
         if encoding and len(encoding.choices()) > 1:
             raise InputError(
@@ -61,10 +68,6 @@ class CycleFleet(Checked):
         check_clients(self.clients)
         if len(self.cycles) == 0:
             raise InputError("cycles is empty; give at least one, such as 1,5,10,20.")
-        if len(self.cycles) > self.clients:
-            raise InputError(
-                f"{len(self.cycles)} cycles were given for {self.clients} clients; give at most one per client."
-            )
         if self.offsets and len(self.offsets) not in (len(self.cycles), self.clients):
             raise InputError(
                 f"{len(self.offsets)} offsets were given for {len(self.cycles)} cycles and {self.clients} clients; "

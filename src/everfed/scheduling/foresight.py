@@ -7,7 +7,7 @@ choose from, as Algorithm 1 does with equal windows.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,9 +91,9 @@ class Outlook:
     """
 
     def __init__(self, fleet: Fleet, seed: Seeds, shape: tuple[int, ...], horizon: int) -> None:
-        self.fleet, self.seed, self.horizon = fleet, seed, horizon
+        self.seed, self.horizon = seed, horizon
         # A copy, since random arrivals remember the last round they were asked for.
-        self.arrivals = fleet.arrivals.part(np.arange(len(fleet)))
+        self.fleet = replace(fleet, arrivals=fleet.arrivals.part(np.arange(len(fleet))))
         self.spare: Floats = np.zeros(shape)
         self.spare += np.minimum(fleet.storage.start, fleet.capacity)
         self.opened, self.closes = np.full(shape, _NEVER), np.zeros(shape, np.int64)
@@ -153,7 +153,7 @@ class Outlook:
     def _completes(self, round: int) -> Bools:
         """Who has a spare unit in this round, which is then no longer spare."""
         storage, spare = self.fleet.storage, self.spare
-        arrived = self.arrivals.harvest(round, self.seed)
+        arrived = self.fleet.harvest(round, self.seed)
         if storage is not IDEAL:
             spare -= spare * storage.leak
             arrived = arrived * storage.charging

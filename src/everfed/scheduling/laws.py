@@ -213,7 +213,7 @@ def _slots_paid_for(fleet: Fleet, windows: Callable[[], Iterator[_Windows]]) -> 
         return False
     battery = Battery(fleet.capacity, (), fleet.storage)
     for r, (opened, closes) in enumerate(windows()):
-        battery.charge(fleet.arrivals.harvest(r, 0))
+        battery.charge(fleet.harvest(r, 0))
         inside: Bools = (opened >= 0) & (r < closes)
         if np.any(inside & ~battery.affords()):
             return False
@@ -230,7 +230,7 @@ def _phases_paid_for(fleet: Fleet, rounds: int) -> bool:
     battery = Battery(fleet.capacity, (places,), fleet.storage)
     place = np.minimum(np.arange(places)[:, None], cycles - 1)
     for r in range(rounds):
-        battery.charge(fleet.arrivals.harvest(r, 0))
+        battery.charge(fleet.harvest(r, 0))
         join: Bools = (r >= offsets) & ((r - offsets) % cycles == place)
         if np.any(join & ~battery.affords()):
             return False

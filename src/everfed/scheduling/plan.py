@@ -18,9 +18,9 @@ from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds, part_of
 from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, some, warn
+from everfed.errors import InputError, shown, some, warn
 from everfed.scheduling.foresight import Outlook
-from everfed.scheduling.policies import Clients, Energy, Policy, View
+from everfed.scheduling.policies import Clients, Decision, Energy, Policy, State, View
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Schedule:
 
     def arrive(self, round: int) -> None:
         """The first half of a round: energy arrives."""
-        self.battery.charge(self.fleet.arrivals.harvest(round, self.seed))
+        self.battery.charge(self.fleet.harvest(round, self.seed))
 
     def decide(self, round: int) -> tuple[Bools, Floats]:
         """The second half: clients decide, and those that join spend energy."""
         forecast = self.outlook.at(round) if self.outlook else None
         view = View(round, self.battery.affords(), self.battery.level, forecast)
-        join, scale, self.state = self.policy.step(self.state, view)
-        join = self.policy.grant(join)
+        wishes, scale, self.state = decided(self.policy, self.state, view)
+        join = _flags(self.policy, self.policy.grant(wishes), "grant", view)
         lost = self.battery.spend(join, self._cost(round))
         if lost is not None:
             join = join & ~lost
@@ -99,6 +99,46 @@ class Schedule:
         bell = words.astype(np.float64).sum(axis=0) / 2.0**32 - 2.0
         cost: Floats = np.maximum(1.0 + spread * math.sqrt(3.0) * bell, 0.0)
         return cost
+
+
+def decided(policy: Policy, state: State, view: View) -> Decision:
+    """The policy's step, refused if it is no decision: policies may come from anywhere, and sums hide a NaN."""
+    found = policy.step(state, view)
+    if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[2], dict):
+        raise _refused(policy, "step", view, "", found, "Decision(join, scale, state), its state a dict")
+    join, scale = _flags(policy, found[0], "step", view), found[1]
+    shapes = view.affords.shape, view.affords.shape[-1:]
+    if type(scale) is not np.ndarray or scale.dtype.kind not in "fiu" or scale.shape not in shapes:
+        raise _refused(policy, "step", view, "scale = ", scale, f"an array of numbers of shape {shapes[1]}")
+    if not (scale.min() >= 0.0 and scale.max() < np.inf):  # false for NaN as well
+        usable = (scale >= 0.0) & (scale < np.inf)
+        bad = np.argwhere(join & ~usable)
+        if len(bad):
+            client = int(bad[0, -1])
+            value = np.broadcast_to(scale, join.shape)[tuple(bad[0])]
+            right = f"finite numbers of at least 0 for all who join; client {client} has {value:g}"
+            raise _refused(policy, "step", view, "scale = ", scale, right)
+        scale = np.where(usable, scale, 0.0)  # of clients that do not join
+    return Decision(join, scale, found[2])
+
+
+def _flags(policy: Policy, join: Any, method: str, view: View) -> Bools:
+    shape = view.affords.shape
+    if type(join) is not np.ndarray or join.dtype != np.bool_ or join.shape != shape:
+        what = "join = " if method == "step" else ""
+        raise _refused(policy, method, view, what, join, f"a boolean array of shape {shape}")
+    return join
+
+
+def _refused(policy: Policy, method: str, view: View, what: str, value: Any, right: str) -> InputError:
+    array = isinstance(value, np.ndarray)
+    got = (
+        f"{type(value).__name__} of {value.dtype} and shape {value.shape}" if array else " ".join(shown(value).split())
+    )
+    return InputError(
+        f"the policy {type(policy).__name__}: its {method} returned {what}{got} in round {view.round}; "
+        f"it must be {right}."
+    )
 
 
 def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:

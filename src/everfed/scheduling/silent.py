@@ -84,7 +84,7 @@ def _reasons(fleet: Fleet, policy: Policy, who: Ints, rounds: int, seed: int) ->
     peaks: list[Floats] = [battery.level.copy() for battery in levels]
     total = np.zeros(len(who)) + levels[0].level
     for r in range(rounds):
-        arrived = part.arrivals.harvest(r, seed)
+        arrived = part.harvest(r, seed)
         total += arrived
         for battery, peak in zip(levels, peaks, strict=True):
             battery.charge(arrived.copy())
