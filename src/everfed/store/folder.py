@@ -78,6 +78,13 @@ class RunFolder:
         """What the folder holds; the wanted experiment if it holds none, or a damaged file of this one."""
         file = self.path / "experiment.toml"
         if not file.exists():
+            digests = Digests(self.path)
+            if digests.entries and not digests.match(file.name, _text(wanted).encode()):
+                if self._begun():
+                    raise DamagedError(
+                        f"'{file}' is missing, and what is there is of another run; choose another folder"
+                    )
+                self.clear()
             _write_experiment(self.path, wanted)
         try:
             return read_experiment(self.path)
