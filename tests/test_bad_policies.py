@@ -174,10 +174,10 @@ def test_what_is_no_energy_is_refused_by_name_and_round(use, value, words):
 )
 def test_what_numpy_would_take_for_numbers_is_refused(values):
     for given in ({"cycles": values}, {"cycles": [1, 2], "capacity": values}, {"cycles": [1, 2], "offsets": values}):
-        with pytest.raises(InputError, match="must be plain numbers, one per client"):
+        with pytest.raises(InputError, match="must be numbers, one per client"):
             Fleet.from_cycles(**given)
 
 
 def test_a_supply_beyond_counting_is_refused():
     with pytest.raises(InputError, match=r"gets up to .* times the energy of a round"):
-        DeviceFleet(groups=(DeviceGroup(panel_w=1e25),)).build()
+        DeviceFleet(groups=(DeviceGroup(panel_wp=1e25),)).build()

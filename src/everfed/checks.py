@@ -267,7 +267,7 @@ def check_numbers(name: str, values: Any) -> Floats:
         return array.astype(np.float64, copy=False)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         got = " ".join(shown(values).split())
-        raise InputError(f"{name} must be plain numbers, one per client; got {got}.") from None
+        raise InputError(f"{name} must be numbers, one per client; got {got}.") from None
 
 
 def check_shares(shares: Any, clients: int) -> Floats:
