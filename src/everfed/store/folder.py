@@ -81,9 +81,7 @@ class RunFolder:
             digests = Digests(self.path)
             if digests.entries and not digests.match(file.name, _text(wanted).encode()):
                 if self._begun():
-                    raise DamagedError(
-                        f"'{file}' is missing, and what is there is of another run; choose another folder"
-                    )
+                    raise DamagedError(f"'{file}' is missing, and the rest is of another run; choose another folder")
                 self.clear()
             _write_experiment(self.path, wanted)
         try:
