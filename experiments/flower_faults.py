@@ -178,7 +178,7 @@ def resume(bench: Bench) -> dict[str, Any]:
         bench.fleet.start_server()
         state = bench.run(config)
         out[name] = {"killed_in_training": hit, "rounds_before_kill": at, "status": state["status"], **compared(config)}
-        out[name]["starts"] = len(json.loads((Path(config["folder"]) / "environment.json").read_text()))
+        out[name]["starts"] = len(json.loads((Path(config["folder"]) / "environment.json").read_text())["starts"])
         print("resume", json.dumps(out[name]), flush=True)
     return out
 

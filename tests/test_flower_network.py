@@ -100,7 +100,7 @@ def experiment():
 def test_the_run_ends_well_though_the_server_was_killed(story):
     assert story["state"]["status"] == "finished:completed"
     assert 0 < story["killed_after"] < ROUNDS
-    assert len(json.loads((story["folder"] / "environment.json").read_text())) == 2  # started twice
+    assert len(json.loads((story["folder"] / "environment.json").read_text())["starts"]) == 2  # started twice
     assert ef.open_run(story["folder"]).state == "done"
 
 

@@ -160,7 +160,7 @@ def test_runs_are_read_with_the_plugin_and_told_of_without_it(here):
 def test_code_in_a_folder_of_runs_is_not_run(tmp_path):
     """Neither beside the experiment of a run nor in the current folder."""
     trap = "from pathlib import Path\nPath(__file__).with_name('sprung').touch()\n"
-    folder_with(tmp_path / "runs" / "one", trap_py=trap, experiment_toml='plugins = ["trap"]\n')
+    folder_with(tmp_path / "runs" / "one", trap_py=trap, experiment_toml='plugins = ["trap"]\n', environment_json="[]")
     (tmp_path / "runs" / "trap.py").write_text(trap)
     (row,) = command(tmp_path / "runs", "runs", ".", "--json").json()
     assert row["reason"].startswith("plugin 'trap' not found")
@@ -169,8 +169,8 @@ def test_code_in_a_folder_of_runs_is_not_run(tmp_path):
 
 def test_unreadable_folders_do_not_end_a_command(tmp_path, monkeypatch, capsys):
     list(ef.stored_rounds(Experiment(rounds=2, device="cpu", fleet=CycleFleet(clients=4)), tmp_path / "good"))
-    folder_with(tmp_path / "broken", experiment_toml="rounds = = 3")
-    folder_with(tmp_path / "newer", experiment_toml="unheard_of = 3")
+    folder_with(tmp_path / "broken", experiment_toml="rounds = = 3", environment_json="[]")
+    folder_with(tmp_path / "newer", experiment_toml="unheard_of = 3", environment_json="[]")
     folder_with(tmp_path / "cut-off", experiment_toml="rounds = 2", result_json="{")
 
     def call(*arguments):
