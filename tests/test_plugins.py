@@ -190,6 +190,18 @@ def test_unreadable_folders_do_not_end_a_command(tmp_path, monkeypatch, capsys):
     assert "unknown key 'unheard_of'" in err
     code, _, err = call("report", str(tmp_path), "-o", str(tmp_path / "page.html"))
     assert (code, err.count("cannot be read")) == (0, 3)
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("newer"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    with monkeypatch.context() as others:
+        others.setattr(os, "scandir", scandir)
+        code, out, err = call("runs", str(tmp_path))
+    assert (code, out.count(" unreadable ")) == (0, 2)
+    assert "newer' cannot be read: Permission denied" in err
     code, _, err = call("figure", str(tmp_path / "broken"), "-o", str(tmp_path / "figure.png"))
     assert code == 2
     assert "not valid TOML" in err

@@ -141,11 +141,18 @@ def _why(one: Unreadable) -> str:
 def found_in(screen: TextScreen, folders: list[Path], none_is_fine: bool = False) -> list[Path]:
     """The run folders in folders, each once."""
     found: dict[Path, Path] = {}  # by resolved path, so that links count once
+
+    def slow(seen: int) -> None:
+        screen.note(f"looking for runs: {seen:,} folders so far.")
+
+    def closed(error: OSError) -> None:
+        screen.note(f"the folder '{error.filename}' cannot be read: {error.strerror}.")
+
     for folder in folders:
         if not folder.is_dir() and (folder.exists() or not none_is_fine):
             raise InputError(f"there is no folder '{folder}'.")
         again = 0
-        for path in find_runs(folder, lambda seen: screen.note(f"looking for runs: {seen:,} folders so far.")):
+        for path in find_runs(folder, slow, closed):
             again += path.resolve() in found
             found.setdefault(path.resolve(), path)
         if again:

@@ -127,10 +127,17 @@ def reason(error: Exception) -> str:
     return f"{kind}{first_line(error)}."
 
 
-def find_runs(root: str | Path, on_slow: Callable[[int], None] = lambda folders: None) -> list[Path]:
-    """All run folders in a folder and its subfolders, by name. on_slow: called every few seconds, with folders seen."""
+def find_runs(
+    root: str | Path,
+    on_slow: Callable[[int], None] = lambda folders: None,
+    on_error: Callable[[OSError], None] = lambda error: None,
+) -> list[Path]:
+    """All run folders in a folder and its subfolders, by name.
+
+    on_slow: called every few seconds, with the number of folders seen. on_error: called for those that cannot be read.
+    """
     found, told_at = [], time.monotonic()
-    for seen, (folder, _, files) in enumerate(os.walk(root)):
+    for seen, (folder, _, files) in enumerate(os.walk(root, onerror=on_error)):
         if "experiment.toml" in files:
             found.append(Path(folder))
         if time.monotonic() - told_at > _SLOW_S:
