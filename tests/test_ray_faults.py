@@ -167,7 +167,9 @@ def test_a_sweep_over_machines_that_die(two_nodes, nodes, tmp_path):
 def test_a_node_whose_everfed_was_altered_is_refused(two_nodes, nodes, tmp_path):
     altered = shutil.copytree(Path(cluster.__file__).parents[1], tmp_path / "everfed")
     optim = altered / "learning" / "optim.py"
-    optim.write_text(optim.read_text().replace("self.lr", "0.5 * self.lr"))
+    text = optim.read_text()
+    assert "return optimizer.lr * optimizer" in text
+    optim.write_text(text.replace("return optimizer.lr * optimizer", "return 0.5 * optimizer.lr * optimizer"))
     node = nodes.add(PYTHONPATH=str(tmp_path))
     try:
         nodes.wait(ray, 3)
