@@ -87,10 +87,11 @@ class Counting:
             mine = self.count == self.at
             if mine and self.before:
                 self.what()
-            result = call(*arguments, **options)
-            if mine and not self.before:
-                self.what()
-            return result
+            try:
+                return call(*arguments, **options)
+            finally:
+                if mine and not self.before:
+                    self.what()
 
         return counted
 
