@@ -7,7 +7,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup compare test test-all test-least lint types unit unit-all browser lock bench clean
+.PHONY: help setup compare test test-all test-least lint types unit unit-all soak browser lock bench clean
 
 help:
 	@echo "make compare   set up, then run the paper's comparison on the digits data (under a minute)"
@@ -53,6 +53,10 @@ unit: $(DEV) browser
 
 unit-all: $(DEV) browser
 	$(PYTEST)
+
+# Signals at 50 random moments of a sweep.
+soak: $(DEV)
+	EVERFED_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_stopping.py
 
 # The oldest versions that pyproject.toml allows, in an environment of their own. What stands in for another system
 # (only_unix) is left out: the oldest platformdirs asks which system it is in another way.

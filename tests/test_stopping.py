@@ -140,8 +140,11 @@ def drawn(chance: random.Random, number: int) -> list[tuple[str, str, signal.Sig
     ]
 
 
+soak = pytest.mark.skipif("EVERFED_SOAK" not in os.environ, reason="takes a quarter of an hour: make soak")
+
+
 @pytest.mark.parametrize(
-    ("moments", "rounds"), [(FEW, 150), pytest.param(drawn(random.Random(0), 50), 400, marks=pytest.mark.long)],
+    ("moments", "rounds"), [(FEW, 150), pytest.param(drawn(random.Random(0), 50), 400, marks=[pytest.mark.long, soak])],
     ids=["6", "50"],
 )  # fmt: skip
 def test_signalled_at_random_moments_a_sweep_loses_nothing_leaves_nothing_and_ends_the_same(tmp_path, moments, rounds):
