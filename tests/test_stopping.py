@@ -172,7 +172,9 @@ def test_signalled_at_random_moments_a_sweep_loses_nothing_leaves_nothing_and_en
                 (os.kill if whom == "parent" else os.killpg)(process.pid, number)
             time.sleep(0.05)
         out = ended(process)
-        assert process.returncode in (-number if number == signal.SIGKILL else 128 + number, 0, 1), out
+        # A second signal may meet the interpreter after its last word, and end it in the system's own way.
+        codes = {-number} if number == signal.SIGKILL else {128 + number} | ({-number} if whom == "twice" else set())
+        assert process.returncode in {*codes, 0, 1}, out
         if process.returncode == 128 + number:
             assert "esume with:\n  everfed compare digits-quick" in out
         if process.returncode == 1:
