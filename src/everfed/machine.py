@@ -45,7 +45,9 @@ def check_memory(what: str, wanted: float, instead: str, *, part: float = 1.0, f
     try:
         limit = float(own) * 1e9 if own else part * (free_memory() if free is None else free)
     except ValueError:
-        raise InputError(f"EVERFED_MEMORY is '{own}'; it must be a number of gigabytes, such as 16.") from None
+        limit = -1.0
+    if own and not limit > 0.0:
+        raise InputError(f"EVERFED_MEMORY is '{own}'; it must be a number of gigabytes, such as 16.")
     if not wanted <= limit:
         room = f"EVERFED_MEMORY allows {readable(limit)}" if own else f"{readable(limit)} are free"
         if not own and part < 1.0:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from everfed.run.experiment import Experiment
+from everfed.errors import InputError
 from everfed.run.history import RoundRecord
 from everfed.store.checkpoint import checkpoints, is_damaged, notes_about
 from everfed.store.digests import Digests, write_of_run
@@ -17,15 +17,16 @@ from everfed.store.files import (
     DamagedError,
     ForeignError,
     StoreError,
-    check_regular,
+    check_plain,
     digest,
     digest_of,
     disk_error,
     sweep_up,
     write_tensors,
-)  # fmt: skip
+)
 from everfed.store.lock import Place, is_running
 from everfed.store.reading import (
+    damaged_traces,
     model_from_checkpoint,
     open_run,
     read_experiment,
@@ -33,7 +34,7 @@ from everfed.store.reading import (
     read_starts,
     reason,
     whole_model,
-)  # fmt: skip
+)
 from everfed.store.records import whole_records
 
 
@@ -50,7 +51,7 @@ class Verdict:
 def check_run(folder: Path, repair: bool = True) -> Verdict:
     """Compare every file with its digest. repair: write again what others tell, and remove what was left behind."""
     try:
-        check_regular(folder)
+        check_plain(folder)
     except (OSError, DamagedError) as error:
         return Verdict(folder, "unreadable", (reason(error),))
     if is_running(folder):
@@ -79,11 +80,12 @@ def damage(folder: Path) -> tuple[str, list[str]]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            state = open_run(folder).state
-        except DamagedError as error:
+            run = open_run(folder)
+        except (DamagedError, ForeignError) as error:
             return "damaged", [reason(error)]
     bad = [f"the checkpoint '{path.name}' is damaged." for path in checkpoints(folder) if is_damaged(path)]
-    return state, [*(str(each.message) for each in said), *bad]
+    bad += [f"the copied trace '{path}' is damaged or missing." for path in damaged_traces(run.experiment)]
+    return run.state, [*(str(each.message) for each in said), *bad]
 
 
 def repair_run(folder: Path, place: Place | None = None) -> list[str]:
@@ -107,32 +109,41 @@ def _repairs(folder: Path) -> Iterator[str]:
         yield f"removed {freed / 1e6:,.1f} MB that interrupted writes had left."
     if not (folder / "experiment.toml").exists():
         return
-    yield from _repair_environment(folder)
     digests = Digests(folder)
     if not digests.known and not _told(folder):
         return  # of an older version, whose files are as they are
     yield from _repair_digests(folder, digests)
     try:
+        yield from _repair_environment(folder)
+        ended = _is_whole(read_result, folder)
         experiment = read_experiment(folder)
-    except Exception:  # told by whoever reads it next
+    except (StoreError, InputError):  # told by whoever reads the folder next
         return
-    try:
-        read_result(folder)
-    except ForeignError:
-        return
-    except DamagedError:
-        pass
     rounds, complete = whole_records(folder)
-    if complete and len(rounds) == experiment.rounds:
-        yield from _repair_model(folder, experiment)
-        yield from _repair_result(folder, experiment, rounds)
+    if not complete or len(rounds) != experiment.rounds:
+        return
+    if not _is_whole(whole_model, folder):
+        model = model_from_checkpoint(folder, experiment)
+        if model is None:  # without it the run is not done
+            return
+        save_model(folder, model)
+        yield "the model was damaged or missing; it was written again, from the last checkpoint."
+    if not ended:
+        write_result(folder, rounds[-1], experiment.rounds)
+        yield "the result was damaged or missing; it was written again, from the records."
+
+
+def _is_whole(read: Callable[[Path], object], folder: Path) -> bool:
+    """Whether a file is there and as it was written; one of another run is an error."""
+    try:
+        return read(folder) is not None
+    except (DamagedError, FileNotFoundError):
+        return False
 
 
 def _repair_environment(folder: Path) -> Iterator[str]:
     try:
         read_starts(folder)
-    except ForeignError:
-        return
     except DamagedError as error:
         path = folder / "environment.json"
         path.replace(path.with_suffix(".damaged"))
@@ -158,7 +169,7 @@ def _told(folder: Path) -> dict[str, tuple[int, str]]:
     """Lengths and digests of files according to the result, or else to the newest checkpoint of this experiment."""
     try:
         result = read_result(folder)
-    except DamagedError:
+    except (DamagedError, ForeignError):
         result = None
     good = (notes_about(path) for path in checkpoints(folder) if not is_damaged(path))
     mine = digest(folder / "experiment.toml")
@@ -166,32 +177,6 @@ def _told(folder: Path) -> dict[str, tuple[int, str]]:
         if listed.get("experiment.toml", ["", ""])[1] == mine:
             return {name: (int(length), str(sha256)) for name, (length, sha256) in listed.items()}
     return {}
-
-
-def _repair_model(folder: Path, experiment: Experiment) -> Iterator[str]:
-    try:
-        whole_model(folder)
-    except (DamagedError, FileNotFoundError):
-        model = model_from_checkpoint(folder, experiment)
-        if model is not None:
-            save_model(folder, model)
-            yield "the model was damaged or missing; it was written again, from the last checkpoint."
-
-
-def _repair_result(folder: Path, experiment: Experiment, rounds: list[RoundRecord]) -> Iterator[str]:
-    try:
-        if read_result(folder) is not None:
-            return
-    except ForeignError:
-        return
-    except DamagedError:
-        pass
-    try:
-        whole_model(folder)
-    except (DamagedError, FileNotFoundError):
-        return  # the run is not done without its model
-    write_result(folder, rounds[-1], experiment.rounds)
-    yield "the result was damaged or missing; it was written again, from the records."
 
 
 def write_result(folder: Path, last: RoundRecord, rounds: int) -> None:
@@ -203,7 +188,7 @@ def write_result(folder: Path, last: RoundRecord, rounds: int) -> None:
         "rounds": rounds,
         "metrics": metrics,
         "energy": last.energy.to_dict(),
-        "files": {name: listed[-1] for name, listed in entries.items()},
+        "files": {name: listed[-1] for name, listed in entries.items() if listed},
     }
     write_of_run(folder, "result.json", result)
 

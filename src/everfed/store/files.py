@@ -45,15 +45,18 @@ def disk_error(path: Path, error: OSError) -> StoreError:
     )
 
 
-class ForeignError(DamagedError):
+class ForeignError(StoreError):
     """A file is whole, but belongs to another run."""
 
 
-def check_regular(folder: Path) -> None:
-    """Raise an error if a folder has pipes, links or folders in the place of files: they block, or lead elsewhere."""
+def check_plain(folder: Path, writing: bool = False) -> None:
+    """Raise an error if a folder has pipes or folders in the place of files, which block or cannot be read.
+
+    writing: links are refused too, since they lead to files of other folders.
+    """
     for path in folder.iterdir() if folder.is_dir() else ():
         ours = path.suffix in (".json", ".toml", ".arrow", ".safetensors") or path.name in ("digests", "lock")
-        if ours and (path.is_symlink() or not path.is_file()):
+        if ours and (not path.is_file() or (writing and path.is_symlink())):
             raise DamagedError(f"'{path}' is not a plain file, as everfed writes it; remove it")
 
 

@@ -30,7 +30,16 @@ from everfed.store import legacy
 from everfed.store.check import repair_run
 from everfed.store.checkpoint import checkpoints, is_damaged, read_notes
 from everfed.store.digests import NAME as DIGESTS, Digests, write_of_run
-from everfed.store.files import DamagedError, StoreError, check_regular, digest, digest_of, disk_error, write_atomically
+from everfed.store.files import (
+    DamagedError,
+    ForeignError,
+    StoreError,
+    check_plain,
+    digest,
+    digest_of,
+    disk_error,
+    write_atomically,
+)
 from everfed.store.fleet_file import NAME as FLEET_FILE, saved_fleet
 from everfed.store.lock import Place
 from everfed.store.reading import damaged_traces, guarded, read_experiment, read_result, read_starts, traces
@@ -54,7 +63,7 @@ class RunFolder:
         if traces(pinned) and not (self.path / "experiment.toml").exists():
             pinned.make_fleet()  # a trace that cannot be read is refused before a folder is tied to it
         try:
-            check_regular(self.path)
+            check_plain(self.path, writing=True)
             self.path.mkdir(parents=True, exist_ok=True)
             self.place = Place(self.path)
             for said in repair_run(self.path, self.place):
@@ -160,7 +169,7 @@ class RunFolder:
         self.check()
         try:
             starts = read_starts(self.path)
-        except DamagedError as error:
+        except (DamagedError, ForeignError) as error:
             warn(f"{error}; what it said of earlier starts is lost.")
             starts = []
         write_of_run(self.path, "environment.json", {"starts": [*starts, entry]})

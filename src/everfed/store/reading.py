@@ -27,7 +27,7 @@ from everfed.store.files import (
     DamagedError,
     ForeignError,
     StoreError,
-    check_regular,
+    check_plain,
     digest,
     digest_of,
     read_json,
@@ -64,7 +64,7 @@ def open_run(path: str | Path) -> StoredRun:
     folder = Path(path)
     if not (folder / "experiment.toml").exists():
         raise InputError(f"'{folder}' is not a run folder: it has no experiment.toml.")
-    check_regular(folder)
+    check_plain(folder)
     try:
         return _opened(folder)
     except PermissionError as error:
@@ -77,8 +77,6 @@ def _opened(folder: Path) -> StoredRun:
     result, damage = None, ""
     try:
         result = read_result(folder)  # before the records, which may grow in between
-    except ForeignError:
-        raise
     except DamagedError as error:
         damage = str(error)
     rounds, complete = whole_records(folder, not guarded(folder))
@@ -93,8 +91,6 @@ def _opened(folder: Path) -> StoredRun:
         warn(f"the records of '{folder}' are damaged after round {len(rounds)}; they are read up to there.", 2)
     try:
         starts = read_starts(folder)
-    except ForeignError:
-        raise
     except DamagedError as error:
         starts = []
         warn(f"{error}; it is left out.", 2)
@@ -189,14 +185,14 @@ def check_digest(folder: Path, name: str) -> None:
 
 
 def guarded(folder: Path) -> bool:
-    """Whether a folder was written by a version that writes digests. Older ones left an environment without a seal."""
+    """Whether a folder was written by a version that writes digests. Older ones left JSON files without a seal."""
     if Digests(folder).known:
         return True
     try:
-        environment, result = _read_environment(folder), read_result(folder)
-    except DamagedError:
+        left = read_result(folder) or _read_environment(folder)
+    except (DamagedError, ForeignError):
         return True
-    return environment is None or environment["format"] > 1 or (result is not None and result["format"] > 1)
+    return left is None or left["format"] > 1
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
