@@ -262,7 +262,7 @@ def test_what_is_no_file_is_named_and_hides_no_other_run(folders, tmp_path, kind
             result = CliRunner().invoke(app, command)
             assert isinstance(result.exception, SystemExit | None)
             states = {Path(row.get("run") or row["path"]).name: row["state"] for row in json.loads(result.stdout)}
-            # a link is read as what it leads to: a damaged copy of the good run, which may be mended from its other files
+            # A link is read as what it leads to: a damaged copy of the good run, which other files may mend.
             assert states.pop("good", "done" if kind == "link" else None) == "done"
             assert kind == "link" or set(states.values()) <= {"unreadable"}
         if kind != "link":
