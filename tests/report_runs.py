@@ -13,7 +13,7 @@ import numpy as np
 from everfed.energy.battery import Books
 from everfed.energy.physical import DeviceFleet, DeviceGroup
 from everfed.errors import EverfedWarning
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.methods import plan
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet

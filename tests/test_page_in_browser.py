@@ -10,7 +10,7 @@ import pytest
 
 import report_runs
 from browser import Browser, find_chromium
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.report.data import page_data
 from everfed.report.page import page
 from everfed.run.experiment import Experiment

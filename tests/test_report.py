@@ -16,7 +16,7 @@ import report_runs
 from everfed.data.augment import CropFlip
 from everfed.data.datasets import DATASETS
 from everfed.errors import InputError
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.learning.optim import SGD
 from everfed.report.data import page_data
 from everfed.report.figure import figure

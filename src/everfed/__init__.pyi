@@ -16,8 +16,9 @@ from .errors import (
     InputError as InputError,
     MissingExtraError as MissingExtraError,
 )
-from .learning.evaluate import METRICS as METRICS, Metrics as Metrics
 from .learning.gradients import GRADIENT_RULES as GRADIENT_RULES, Clip as Clip, Proximal as Proximal
+from .learning.measures import METRICS as METRICS
+from .learning.metrics import Metrics as Metrics
 from .learning.models import MODELS as MODELS, build as build
 from .learning.optim import (
     OPTIMIZERS as OPTIMIZERS,

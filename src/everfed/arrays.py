@@ -1,8 +1,9 @@
-"""Array types for signatures, and helpers for states that are dicts of arrays or tensors."""
+"""Array types for signatures, and helpers for dicts of arrays or tensors: states, and inputs of several parts."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,3 +19,34 @@ T = TypeVar("T")
 def part_of(state: dict[str, T], prefix: str) -> dict[str, T]:
     """The entries whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+# A sample's inputs: one array (or tensor), or several by the names of the model's arguments.
+Inputs = Any
+
+
+def each(change: Callable[[Any], Any], inputs: Inputs) -> Inputs:
+    """The same change to a single array, or to each of several by name."""
+    return {name: change(part) for name, part in inputs.items()} if isinstance(inputs, Mapping) else change(inputs)
+
+
+def taken(inputs: Inputs, which: Any) -> Inputs:
+    """Some of the samples: a slice, or their numbers."""
+    return each(lambda part: part[which], inputs)
+
+
+def parts(inputs: Inputs) -> dict[str, Any]:
+    """Several arrays by name; a single one has the name ''."""
+    return dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}
+
+
+def count(inputs: Inputs) -> int:
+    """How many samples there are."""
+    return len(next(iter(parts(inputs).values())))
+
+
+def joined(pieces: Sequence[Inputs]) -> Inputs:
+    """Samples one after the other."""
+    if isinstance(pieces[0], Mapping):
+        return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    return np.concatenate(pieces)

@@ -34,7 +34,7 @@ _HOMES = {
     "fleet": "everfed.run.fleets",
     "gradients": "everfed.learning.gradients",
     "method": "everfed.methods",
-    "metrics": "everfed.learning.evaluate",
+    "metrics": "everfed.learning.measures",
     "model": "everfed.learning.models",
     "policy": "everfed.scheduling.table",
     "schedule": "everfed.learning.optim",

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from everfed.arrays import Inputs, Ints, taken
 from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
-from everfed.data.federated import FederatedData, check_labels, checked
+from everfed.data.federated import FederatedData, checked
 from everfed.data.on_demand import OnDemand
-from everfed.data.partition import SPLITS, Split, arrange, check_enough
+from everfed.data.owners import Owners
+from everfed.data.partition import SPLITS, Natural, Split, arrange, check_enough
 from everfed.data.plain import labels, samples
+from everfed.data.targets import AUTO, CLASSIFICATION, as_targets, check_labels, check_targets, task_of
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
 from everfed.random import Purpose, check_seed, permutation
@@ -43,7 +46,8 @@ class CentralDataset(ABC):
         """Assign every training sample to exactly one client, by a split in `SPLITS`.
 
         how: "iid"; "dirichlet" (alpha=0.3, per="client" or "energy-group"); or "by-energy"
-        (strength=1.0). Splits that depend on energy need the fleet.
+        (strength=1.0); or "natural" (match="random"), the data's own clients. Splits that depend on energy need the
+        fleet.
         """
         kind = lookup(SPLITS, how, "split")
         valid = [f.name for f in fields(kind)]
@@ -58,17 +62,21 @@ class Dataset(CentralDataset):
     """A data set in memory."""
 
     name: str
-    x: npt.NDArray[Any]
-    y: npt.NDArray[np.int64]
-    test_x: npt.NDArray[Any]
-    test_y: npt.NDArray[np.int64]
-    classes: int
+    x: Inputs
+    y: npt.NDArray[Any]
+    test_x: Inputs
+    test_y: npt.NDArray[Any]
+    classes: int  # of labels; the vocabulary of tokens; 0 for regression
     augment: Augment = Plain()
+    task: str = AUTO  # follows from the targets
+    owners: Owners | None = None  # natural clients
 
     def __post_init__(self) -> None:
         for x, y, whose in (("x", "y", "the training set"), ("test_x", "test_y", "the test set")):
             object.__setattr__(self, x, samples(getattr(self, x), whose))
             object.__setattr__(self, y, labels(getattr(self, y), whose))
+        if self.owners is not None:
+            self.owners.check_lengths(len(self.y), len(self.test_y))
 
     def hold_out(self, part: float, seed: int = 0) -> Dataset:
         """Held out before the split, stratified by class.
@@ -77,30 +85,51 @@ class Dataset(CentralDataset):
         change. A fraction of each client's samples would be very few in a fleet of small clients.
         """
         check_seed(seed)
-        check_labels(self.y, self.classes, "training")
         count = round(part * len(self.y))
         if not 0 < count < len(self.y):
             raise InputError(f"a part of {part} of {len(self.y)} training samples leaves no samples on one side.")
-        # Ranks within the class, spread evenly over 0 to 1: the lowest have all classes in proportion.
-        place = np.empty(len(self.y))
         shuffled = permutation(len(self.y), seed, Purpose.VALIDATION)
-        for c in range(self.classes):
-            members = shuffled[self.y[shuffled] == c]
-            place[members] = (np.arange(len(members)) + 0.5) / max(1, len(members))
-        order = shuffled[np.argsort(place[shuffled], kind="stable")]
+        order = shuffled
+        if self._task() == CLASSIFICATION:
+            check_labels(self.y, self.classes, "training")
+            # Ranks within the class, spread evenly over 0 to 1: the lowest have all classes in proportion.
+            place = np.empty(len(self.y))
+            for c in range(self.classes):
+                members = shuffled[self.y[shuffled] == c]
+                place[members] = (np.arange(len(members)) + 0.5) / max(1, len(members))
+            order = shuffled[np.argsort(place[shuffled], kind="stable")]
         held, kept = np.sort(order[:count]), np.sort(order[count:])
-        return replace(self, x=self.x[kept], y=self.y[kept], test_x=self.x[held], test_y=self.y[held])
+        x, test_x = taken(self.x, kept), taken(self.x, held)
+        owners = self.owners.held_out(kept, held) if self.owners else None
+        return replace(self, x=x, y=self.y[kept], test_x=test_x, test_y=self.y[held], owners=owners)
 
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
         check_seed(seed)
-        check_labels(self.y, self.classes, "training")
+        check_targets(as_targets(self.y, self._task()), self.classes, self._task(), "training")
         check_count("clients", clients)
         if fleet is not None and len(fleet) != clients:
             raise InputError(f"the fleet has {len(fleet)} clients and the split {clients}; they must be the same.")
+        if isinstance(split, Natural) and self.owners is not None:
+            return self._natural(split.deal(self.owners, int(clients), seed, fleet))
         check_enough(len(self.y), clients)
         order, starts = arrange(split.assign(self.y, int(clients), seed, fleet), int(clients))
-        return checked(
-            FederatedData(
-                self.x, self.y, order, starts, self.test_x, self.test_y, self.classes, self.name, self.augment
-            )
-        )
+        return checked(self._federated(order, starts))
+
+    def _natural(self, dealt: Ints) -> FederatedData:
+        assert self.owners is not None
+        owners, training, test = self.owners.only(dealt)
+        order, starts = arrange(owners.train, len(dealt))
+        x, test_x = taken(self.x, training), taken(self.test_x, test)
+        mine = replace(self, x=x, y=self.y[training], test_x=test_x, test_y=self.test_y[test], owners=None)
+        return checked(mine._federated(order, starts, owners.test, owners.names))
+
+    def _federated(
+        self, order: Ints, starts: Ints, test_owner: Ints | None = None, names: tuple[str, ...] = ()
+    ) -> FederatedData:
+        return FederatedData(
+            self.x, self.y, order, starts, self.test_x, self.test_y, self.classes, self.name, self.augment,
+            self.task, test_owner, names,
+        )  # fmt: skip
+
+    def _task(self) -> str:
+        return task_of(self.y, self.classes) if self.task == AUTO else self.task

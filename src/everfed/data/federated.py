@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everfed.arrays import Ints
+from everfed.arrays import Inputs, Ints, count, each, joined, parts, taken
+from everfed.checks import checked as checked_value
 from everfed.data.augment import Augment, Plain
-from everfed.data.plain import as_pair, check_lengths, labels, samples, whole_numbers
+from everfed.data.plain import Pair, as_pair, check_lengths, labels, samples, whole_numbers
+from everfed.data.targets import AUTO, TASKS, as_targets, check_targets, classes_in, task_of
 from everfed.errors import InputError, some
 
 
@@ -26,40 +28,66 @@ class FederatedData:
     Accepts arrays of any layout, byte order and number type, and stores plain ones (`data/plain.py`).
     """
 
-    x: npt.NDArray[Any]  # [samples, ...]: uint8 or float32
-    y: npt.NDArray[Any]  # [samples]: int64 labels, or float32 for regression
+    x: Inputs  # [samples, ...]: uint8, float32, int64 or bool; or several such inputs by name
+    y: npt.NDArray[Any]  # int64 [samples] labels or [samples, length] tokens, or float32 [samples, ...]
     order: Ints  # sample numbers, client after client
     starts: Ints  # [N + 1]: client i holds order[starts[i]:starts[i + 1]]
-    test_x: npt.NDArray[Any]
+    test_x: Inputs
     test_y: npt.NDArray[Any]
-    classes: int  # 0 for regression
+    classes: int  # of labels; the vocabulary of tokens; 0 for regression
     name: str = "arrays"
     augment: Augment = Plain()
+    task: str = AUTO  # one of TASKS; "auto" follows from the targets
+    test_owner: Ints | None = None  # [test samples] the client that each belongs to, -1 for nobody's; None: not known
+    names: tuple[str, ...] = ()  # of the clients, if they have any
 
     def __post_init__(self) -> None:
+        y = labels(self.y, "the training set")
+        task = task_of(y, self.classes) if self.task == AUTO else self.task
+        if task not in TASKS:
+            raise InputError(f"the task is {task!r}; it must be {', '.join(TASKS)} or {AUTO}.")
         plain = {
             "x": samples(self.x, "the training set"),
-            "y": labels(self.y, "the training set"),
+            "y": as_targets(y, task),
             "test_x": samples(self.test_x, "the test set"),
-            "test_y": labels(self.test_y, "the test set"),
+            "test_y": as_targets(labels(self.test_y, "the test set"), task),
             "order": whole_numbers(self.order, "order"),
             "starts": whole_numbers(self.starts, "starts"),
+            "task": task,
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
         check_lengths(self.x, self.y, "the training set")
         check_lengths(self.test_x, self.test_y, "the test set")
-        _check_owners(self.order, self.starts, len(self.x))
+        _check_owners(self.order, self.starts, len(self.y))
+        self._check_test_owner()
+        if isinstance(self.x, dict) and not isinstance(self.augment, Plain):
+            raise InputError("samples of several inputs cannot be augmented; augment them before, or use 'plain'.")
         if self.classes:
-            check_labels(self.y, self.classes, "training")
-            check_labels(self.test_y, self.classes, "test")
+            check_targets(self.y, self.classes, task, "training")
+            check_targets(self.test_y, self.classes, task, "test")
+
+    def _check_test_owner(self) -> None:
+        if self.test_owner is None:
+            return
+        owner = whole_numbers(self.test_owner, "test_owner")
+        object.__setattr__(self, "test_owner", owner)
+        if len(owner) != len(self.test_y) or (len(owner) and not -1 <= owner.min() <= owner.max() < len(self)):
+            raise InputError(
+                f"test_owner must have one client from 0 to {len(self) - 1} (or -1) for each of the "
+                f"{len(self.test_y)} test samples."
+            )
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of a sample as a model sees it."""
-        return self.augment.shape(self.x.shape[1:])
+    def input_shape(self) -> Any:
+        """The shape of a sample as a model sees it; of several inputs, the shape of each by name."""
+        return each(lambda part: self.augment.shape(part.shape[1:]), self.x)
+
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of a sample's target: () for one class or number."""
+        return self.y.shape[1:]
 
     def sizes(self) -> Ints:
         """D_i: how many samples each client holds."""
@@ -74,7 +102,7 @@ class FederatedData:
         return self.order[self.starts[client] : self.starts[client + 1]]
 
     def label_mixes(self, groups: Sequence[Ints]) -> list[npt.NDArray[np.float64]]:
-        """[classes] for each group of clients: how many samples of each class it holds."""
+        """[classes] for each group of clients: how many samples of each class it holds (of a classification)."""
         counts = self.label_counts()
         return [counts[clients].sum(axis=0).astype(np.float64) for clients in groups]
 
@@ -87,37 +115,70 @@ class FederatedData:
 
 
 def from_arrays(
-    clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None = None, name: str = "arrays"
+    clients: Sequence[tuple[Any, Any]],
+    test: tuple[Any, Any] | Sequence[tuple[Any, Any]] | None = None,
+    name: str = "arrays",
+    task: str = AUTO,
+    classes: int | None = None,
 ) -> FederatedData:
-    """Federated data from one (x, y) pair per client, and an optional (x, y) test set.
+    """Federated data from one (x, y) pair per client, and an optional test set.
 
-    Integer labels make it classification; float targets, regression.
+    x: one array, or several by the names of the model's arguments, such as {"tokens": ..., "mask": ...}.
+    test: one (x, y) pair, or a list with each client's own, by which clients and energy groups are then evaluated.
+    task: follows from y. Whole numbers make it classification, several per sample a class per position (next-token,
+        -100 is ignored); several truth values per sample make it multilabel; floats, regression.
+    classes: how many classes, or the vocabulary of tokens; None: as many as there are in y.
 
     >>> data = from_arrays([(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])])
-    >>> data.sizes().tolist(), data.classes
-    ([3, 1], 2)
+    >>> data.sizes().tolist(), data.classes, data.task
+    ([3, 1], 2, 'classification')
     """
     if len(clients) == 0:
         raise InputError("no clients were given; data needs one (x, y) pair per client.")
     pairs = [as_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
-    empty = [i for i, (x, _) in enumerate(pairs) if len(x) == 0]
+    empty = [i for i, (x, _) in enumerate(pairs) if count(x) == 0]
     if empty:
         raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
-    test_pair = as_pair(test, "the test set") if test is not None else None
-    _check_alike(pairs if test_pair is None else [*pairs, test_pair])
-    x = np.concatenate([x for x, _ in pairs])
-    y = np.concatenate([y for _, y in pairs])
-    starts = np.concatenate([[0], np.cumsum([len(x) for x, _ in pairs])])
-    test_x, test_y = test_pair or (x[:0], y[:0])
-    classes = 0 if y.dtype.kind == "f" else int(max(y.max(), test_y.max(initial=0))) + 1
-    return checked(FederatedData(x, y, np.arange(len(x)), starts, test_x, test_y, classes, name))
+    tests, owner = _test_pairs(test, len(pairs))
+    _check_alike([*pairs, *tests])
+    x, y = joined([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
+    starts = np.concatenate([[0], np.cumsum([len(y) for _, y in pairs])])
+    test_x, test_y = taken(x, slice(0)), y[:0]
+    if tests:
+        test_x, test_y = joined([x for x, _ in tests]), np.concatenate([y for _, y in tests])
+    if classes is None:
+        classes = classes_in(y, test_y, task=checked_value("task", task, str))
+    order = np.arange(len(y))
+    return checked(FederatedData(x, y, order, starts, test_x, test_y, classes, name, task=task, test_owner=owner))
 
 
-def _check_alike(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
+def _test_pairs(test: Any, clients: int) -> tuple[list[Pair], Ints | None]:
+    """(one pair, or each client's, or none; the owner of each sample if they are the clients')."""
+    if test is None:
+        return [], None
+    if not isinstance(test, list):
+        return [as_pair(test, "the test set")], None
+    if len(test) == 2 and not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in test):
+        return [as_pair((test[0], test[1]), "the test set")], None
+    if len(test) != clients:
+        raise InputError(
+            f"{len(test)} test sets were given for {clients} clients; give one (x, y) pair, or one per client."
+        )
+    pairs = [as_pair(pair, f"the test set of client {i}") for i, pair in enumerate(test)]
+    return pairs, np.repeat(np.arange(clients), [len(y) for _, y in pairs])
+
+
+def _check_alike(pairs: list[Pair]) -> None:
     """Check that all clients and the test set hold the same kind of samples and labels."""
+    names = {", ".join(parts(x)) for x, _ in pairs}
+    if len(names) > 1:
+        raise InputError(f"clients, or clients and test set, hold different inputs: {some(sorted(names))}.")
     for what, seen in (
-        ("samples of different shapes", {str(x.shape[1:]) for x, _ in pairs}),
-        ("samples of different types (bytes are scaled, floats are not)", {str(x.dtype) for x, _ in pairs}),
+        ("samples of different shapes", {_said(x, lambda part: part.shape[1:]) for x, _ in pairs}),
+        (
+            "samples of different types (bytes are scaled, whole numbers are tokens, floats neither)",
+            {_said(x, lambda part: part.dtype) for x, _ in pairs},
+        ),
         ("labels of different types (whole numbers are classes, floats are targets)", {str(y.dtype) for _, y in pairs}),
         ("labels of different shapes", {str(y.shape[1:]) for _, y in pairs}),
     ):
@@ -125,15 +186,18 @@ def _check_alike(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None
             raise InputError(f"clients, or clients and test set, hold {what}: {some(sorted(seen))}.")
 
 
+def _said(x: Inputs, of: Any) -> str:
+    return ", ".join(f"{name} {of(part)}".strip() for name, part in parts(x).items())
+
+
 def checked(data: FederatedData) -> FederatedData:
     """The same data, or an error that says what is wrong and where."""
-    for x, y, where in ((data.x, data.y, "training"), (data.test_x, data.test_y, "test")):
-        if x.dtype.kind == "f" and not np.isfinite(x).all():
-            bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
-            raise InputError(f"{where} sample {some(bad)} contains NaN or infinite values; clean the data first.")
-        if not data.classes and not np.isfinite(y).all():
-            bad = np.flatnonzero(~np.isfinite(y.reshape(len(y), -1)).all(axis=1))
-            raise InputError(f"the target of {where} sample {some(bad)} is NaN or infinite.")
+    for inputs, y, where in ((data.x, data.y, "training"), (data.test_x, data.test_y, "test")):
+        for x in parts(inputs).values():
+            if x.dtype.kind == "f" and not np.isfinite(x).all():
+                bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
+                raise InputError(f"{where} sample {some(bad)} contains NaN or infinite values; clean the data first.")
+        check_targets(y, data.classes, data.task, where)
     empty = np.flatnonzero(data.sizes() == 0)
     if len(empty):
         raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
@@ -148,18 +212,3 @@ def _check_owners(order: Ints, starts: Ints, count: int) -> None:
         )
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(order) or np.any(np.diff(starts) < 0):
         raise InputError(f"starts must rise from 0 to {len(order)}, the number of samples that have an owner.")
-
-
-def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
-    if y.dtype.kind == "f" and len(y):
-        raise InputError(f"the {where} labels are floats; classes are whole numbers, such as y.astype(int).")
-    if y.ndim != 1:
-        raise InputError(
-            f"the {where} labels have shape {y.shape}; give one class number per sample, not one-hot rows."
-        )
-    bad = np.flatnonzero((y < 0) | (y >= classes))
-    if len(bad):
-        raise InputError(
-            f"the label of {where} sample {some(bad)} is {y[bad[0]]}; "
-            f"labels of {classes} classes run from 0 to {classes - 1}."
-        )

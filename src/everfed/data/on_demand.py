@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Inputs, Ints, each, parts, taken
 from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
-from everfed.data.federated import check_labels
 from everfed.data.plain import as_pair
+from everfed.data.targets import AUTO, REGRESSION, TASKS, as_targets, check_targets, task_of
 from everfed.errors import InputError, some
 
 # Clients of a group that are sampled to estimate its labels.
 _LABELS_FROM = 200
 
-Samples = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+Samples = tuple[Inputs, npt.NDArray[Any]]
 
 
 class ClientSource(Protocol):
@@ -50,7 +50,7 @@ class ClientSource(Protocol):
 class OnDemand:
     """Federated data that are read client by client, and a common test set in memory.
 
-    classes: how many; 0 for regression. test: (x, y), or None.
+    classes: how many, or the vocabulary of tokens; 0 for regression. test: (x, y), or None. task: follows from y.
 
     >>> from everfed.data.on_demand_sources import Generated
     >>> source = Generated([2, 2, 2], lambda client: (np.full((2, 1), client), [0, 1]))
@@ -64,6 +64,7 @@ class OnDemand:
     classes: int = 0
     name: str = "on demand"
     augment: Augment = Plain()
+    task: str = AUTO
 
     def __post_init__(self) -> None:
         if len(self.source) == 0:
@@ -78,29 +79,39 @@ class OnDemand:
         if len(empty):
             raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
         x, y = self._first
+        if self.task == AUTO:
+            object.__setattr__(self, "task", task_of(y, self.classes or int(y.dtype.kind == "i")))
+        if self.task not in TASKS:
+            raise InputError(f"the task is {self.task!r}; it must be {', '.join(TASKS)} or {AUTO}.")
         if self.test is None:
-            object.__setattr__(self, "test", (x[:0], y[:0]))
+            object.__setattr__(self, "test", (taken(x, slice(0)), as_targets(y[:0], self.task)))
         else:
             test = as_pair(self.test, "the test set")
             self._check(test, "the test set")
-            object.__setattr__(self, "test", test)
+            object.__setattr__(self, "test", (test[0], as_targets(test[1], self.task)))
 
     def __len__(self) -> int:
         return len(self.source)
 
     @property
-    def test_x(self) -> npt.NDArray[Any]:
+    def test_x(self) -> Inputs:
         assert self.test is not None
-        return np.asarray(self.test[0])
+        return self.test[0]
 
     @property
     def test_y(self) -> npt.NDArray[Any]:
         assert self.test is not None
         return np.asarray(self.test[1])
 
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of a sample as a model sees it."""
-        return self.augment.shape(self._first[0].shape[1:])
+    test_owner: ClassVar[None] = None  # the test set is common to all
+
+    def input_shape(self) -> Any:
+        """The shape of a sample as a model sees it; of several inputs, the shape of each by name."""
+        return each(lambda part: self.augment.shape(part.shape[1:]), self._first[0])
+
+    def target_shape(self) -> tuple[int, ...]:
+        """The shape of a sample's target: () for one class or number."""
+        return self._first[1].shape[1:]
 
     @cached_property
     def _sizes(self) -> Ints:
@@ -123,24 +134,27 @@ class OnDemand:
     def read(self, clients: Ints) -> Samples:
         """(x, y) of these clients, concatenated and checked like data in memory."""
         if len(clients) == 0:
-            return self._first[0][:0], self._first[1][:0]
+            return taken(self._first[0], slice(0)), as_targets(self._first[1][:0], self.task)
         outside = clients[(clients < 0) | (clients >= len(self))]
         if len(outside):
             raise InputError(f"there is no client {some(outside)}; the data have clients 0 to {len(self) - 1}.")
         x, y = self._read(clients)
         self._check((x, y), _named(clients))
-        return x, y
+        return x, as_targets(y, self.task)
 
     def _read(self, clients: Ints) -> Samples:
         x, y = as_pair(self.source.read(clients), _named(clients))
         wanted = int(self._sizes[clients].sum())
-        if len(x) != wanted:
-            raise InputError(f"the source returned {len(x)} samples of {_named(clients)}; its sizes say {wanted}.")
+        if len(y) != wanted:
+            raise InputError(f"the source returned {len(y)} samples of {_named(clients)}; its sizes say {wanted}.")
         return x, y
 
     def _check(self, samples: Samples, whose: str) -> None:
         """Check that samples have one type and shape and are finite, and that labels are valid."""
-        for what, found, first in zip(("samples", "labels"), samples, self._first, strict=True):
+        if parts(samples[0]).keys() != parts(self._first[0]).keys():
+            raise InputError(f"the inputs of {whose} have other names than those of client 0.")
+        pairs = [("samples", part, parts(self._first[0])[name]) for name, part in parts(samples[0]).items()]
+        for what, found, first in (*pairs, ("labels", samples[1], self._first[1])):
             if (found.dtype, found.shape[1:]) != (first.dtype, first.shape[1:]):
                 raise InputError(
                     f"{what} of {whose} are {found.dtype} of shape {found.shape[1:]}; "
@@ -148,11 +162,9 @@ class OnDemand:
                 )
             if found.dtype.kind == "f" and not np.isfinite(found).all():
                 raise InputError(f"{what} of {whose} contain NaN or infinite values; clean the data first.")
-        labels = samples[1]
-        if self.classes:
-            check_labels(labels, self.classes, whose)
-        elif labels.dtype.kind != "f":
+        if self.task != REGRESSION and not self.classes:
             raise InputError("the labels are whole numbers, so they are classes; set classes to their number.")
+        check_targets(as_targets(samples[1], self.task), self.classes, self.task, whose)
 
     def label_mixes(self, groups: Sequence[Ints]) -> list[Floats]:
         """[classes] for each group of clients: how often it holds each class.

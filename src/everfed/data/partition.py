@@ -13,8 +13,9 @@ import numpy as np
 from everfed import registry
 from everfed.arrays import Ints
 from everfed.checks import Checked, Fraction
+from everfed.data.owners import Owners
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError
+from everfed.errors import InputError, unknown
 from everfed.random import Purpose, derive, permutation
 
 
@@ -72,14 +73,15 @@ class ByEnergy(Checked):
     strength: Fraction = 1.0  # 0 is iid
 
     def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
-        classes = int(labels.max()) + 1
+        by_class = _by_class(labels, seed)
+        classes = len(by_class)
         groups = _groups(fleet, clients, at_most=classes)
         own_classes = np.array_split(np.arange(classes), len(groups))
         home = np.concatenate([[g] * len(cs) for g, cs in enumerate(own_classes)])
         owner = np.empty(len(labels), np.int64)
         shared = []
         dealt = [0] * len(groups)
-        for c, members in _by_class(labels, seed):
+        for c, members in by_class:
             own = round(self.strength * len(members))
             group = home[c]
             owner[members[:own]] = _deal(groups[group], own, start=dealt[group])
@@ -91,7 +93,46 @@ class ByEnergy(Checked):
         return owner
 
 
-SPLITS: dict[str, type[Any]] = {"iid": Iid, "dirichlet": Dirichlet, "by-energy": ByEnergy}
+@dataclass(frozen=True)
+class Natural(Checked):
+    """The data's own clients, each with all of its samples; if there are more than the fleet has, as many by chance.
+
+    match: how they meet the fleet's clients: "random"; "size": the largest are the best powered; or "column": in the
+        order of a column, the lowest the best powered. reverse: the other way round.
+    """
+
+    match: Annotated[str, ("random", "size", "column")] = "random"
+    column: str = ""  # what `match = "column"` goes by
+    reverse: bool = False
+
+    def assign(self, labels: Ints, clients: int, seed: int, fleet: Fleet | None) -> Ints:
+        raise InputError("the split 'natural' needs data with clients of their own; choose another, such as 'iid'.")
+
+    def deal(self, owners: Owners, clients: int, seed: int, fleet: Fleet | None) -> Ints:
+        """[clients] the natural client that each client of the fleet is."""
+        if clients > len(owners):
+            raise InputError(
+                f"the fleet has {clients} clients and the data {len(owners)} of their own; use a fleet of at most "
+                "that many, or another split."
+            )
+        if (self.match == "column") != bool(self.column):
+            raise InputError("split.column names what match = 'column' goes by; give both or neither.")
+        chosen = permutation(len(owners), seed, Purpose.PARTITION)[:clients]
+        if self.match == "random":
+            return chosen
+        values = -owners.sizes()[chosen] if self.match == "size" else self._values(owners)[chosen]
+        ranked = chosen[np.argsort(values, kind="stable")]
+        dealt = np.empty(clients, np.int64)
+        dealt[np.concatenate(_groups(fleet, clients, at_most=clients))] = ranked[:: -1 if self.reverse else 1]
+        return dealt
+
+    def _values(self, owners: Owners) -> Any:
+        if self.column not in owners.columns:
+            raise InputError(unknown("column of the data's clients", self.column, owners.columns or ["(none)"]))
+        return np.unique(np.array(owners.columns[self.column]), return_inverse=True)[1]
+
+
+SPLITS: dict[str, type[Any]] = {"iid": Iid, "dirichlet": Dirichlet, "by-energy": ByEnergy, "natural": Natural}
 registry.table("split", SPLITS, Split)
 
 
@@ -122,6 +163,8 @@ def _groups(fleet: Fleet | None, clients: int, at_most: int = 10) -> list[Any]:
 
 def _by_class(labels: Ints, seed: int) -> list[tuple[int, Ints]]:
     """The samples of each class, shuffled."""
+    if labels.ndim != 1 or labels.dtype.kind != "i":
+        raise InputError("this split goes by each sample's class, which these data do not have; choose 'iid'.")
     classes = int(labels.max()) + 1
     out = []
     for c in range(classes):

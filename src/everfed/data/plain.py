@@ -1,22 +1,23 @@
 """Where samples and labels enter, in whatever form they were handed over, and become plain arrays.
 
-Plain: an ndarray and no subclass of it, in C order, in the machine's byte order, samples as uint8 or
-float32, labels as int64 or float32. Everything behind this file may count on it. What cannot be
-converted without a guess is refused in words.
+Plain: an ndarray and no subclass of it, in C order, in the machine's byte order; samples as uint8, float32, int64 or
+bool, labels as int64, float32 or bool. Everything behind this file may count on it. What cannot be converted without
+a guess is refused in words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor, float as float32, strided
 
-from everfed.arrays import Ints
+from everfed.arrays import Inputs, Ints, parts
 from everfed.errors import InputError
 
-Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+Pair = tuple[Inputs, npt.NDArray[Any]]
 
 
 def as_pair(pair: tuple[Any, Any], whose: str) -> Pair:
@@ -28,26 +29,53 @@ def as_pair(pair: tuple[Any, Any], whose: str) -> Pair:
     return x, y
 
 
-def check_lengths(x: npt.NDArray[Any], y: npt.NDArray[Any], whose: str) -> None:
-    count, labelled = (len(a) if a.ndim else 0 for a in (x, y))
-    if count != labelled or x.ndim == 0:
-        raise InputError(f"{whose} has {count} samples but {labelled} labels; give one label per sample.")
+def check_lengths(x: Inputs, y: npt.NDArray[Any], whose: str) -> None:
+    for name, part in parts(x).items():
+        found, labelled = (len(a) if a.ndim else 0 for a in (part, y))
+        if found != labelled or part.ndim == 0:
+            named = f" of '{name}'" if name else ""
+            raise InputError(f"{whose} has {found} samples{named} but {labelled} labels; give one label per sample.")
 
 
-def samples(values: Any, whose: str, copy: bool = False) -> npt.NDArray[Any]:
-    """Bytes stay bytes, since they are images, and are scaled; all other numbers become float32."""
-    what = f"the samples of {whose}"
+def samples(values: Any, whose: str, copy: bool = False) -> Inputs:
+    """Several inputs by name, or one array of any numbers.
+
+    Bytes stay bytes, since they are images, and are scaled. Other whole numbers are tokens and become int64, truth
+    values are masks and stay so, and all other numbers become float32.
+    """
+    if not isinstance(values, Mapping):
+        return _samples(values, f"the samples of {whose}", copy)
+    if not values or not all(isinstance(name, str) and name.isidentifier() for name in values):
+        raise InputError(
+            f"the samples of {whose} are named {', '.join(map(repr, values)) or 'by nothing'}; name each input as an "
+            "argument of the model's forward, such as {'tokens': ..., 'mask': ...}."
+        )
+    return {name: _samples(part, f"the input '{name}' of {whose}", copy) for name, part in values.items()}
+
+
+def _samples(values: Any, what: str, copy: bool) -> npt.NDArray[Any]:
     array = _numbers(values, what)
-    return _laid_out(array, np.uint8 if array.dtype == np.uint8 else np.float32, what, copy)
+    kept = array.dtype == np.uint8 or array.dtype.kind == "b"
+    return _laid_out(array, array.dtype if kept else _whole(array, what) or np.float32, what, copy)
 
 
 def labels(values: Any, whose: str, copy: bool = False) -> npt.NDArray[Any]:
-    """Whole numbers and booleans are classes and become int64; floats are targets and become float32."""
+    """Whole numbers are classes and become int64, as truth values do, but for several per sample, which stay so;
+    floats are targets and become float32."""
     what = f"the labels of {whose}"
     array = _numbers(values, what)
+    if array.dtype.kind == "b":
+        return _laid_out(array, np.bool_ if array.ndim > 1 else np.int64, what, copy)
+    return _laid_out(array, _whole(array, what) or np.float32, what, copy)
+
+
+def _whole(array: npt.NDArray[Any], what: str) -> type[np.int64] | None:
+    """The type of whole numbers; None for others."""
+    if array.dtype.kind not in "iu":
+        return None
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise InputError(f"{what} go up to {array.max()}; class numbers must stay below 2**63.")
-    return _laid_out(array, np.float32 if array.dtype.kind == "f" else np.int64, what, copy)
+        raise InputError(f"{what} go up to {array.max()}; whole numbers must stay below 2**63.")
+    return np.int64
 
 
 def whole_numbers(values: Any, what: str) -> Ints:

@@ -265,5 +265,5 @@ def _check(task: Task) -> None:
         raise CannotLowerError("the loss is not cross-entropy")
     if type(task.optimizer) not in (SGD, Adam):
         raise CannotLowerError(f"there is no kernel for the optimiser {type(task.optimizer).__name__}")
-    if task.data.y.dtype != torch.int64:
+    if task.data.y.dtype != torch.int64 or task.data.y.ndim != 1:
         raise CannotLowerError("the targets are not classes")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from everfed.arrays import taken
 from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError
@@ -43,7 +44,7 @@ class LocalTraining:
         if samples is None:
             data = alone(experiment.make_data(fleet), client)
         else:
-            data = _placed(from_arrays([samples(client)]), client, len(fleet))
+            data = _placed(from_arrays([samples(client)], task=experiment.task), client, len(fleet))
         self.client, self.keeps = client, experiment.keep_state
         if memory is not None and memory.load(_CHECKED) is not None:
             experiment = replace(experiment, check_trainer=False)
@@ -114,9 +115,12 @@ def alone(data: FederatedData | OnDemand, client: int) -> FederatedData:
         x, y = data.alone(client)
     else:
         own = data.samples_of(client)
-        x, y = data.x[own], data.y[own]
-    everybody = np.array([0, len(x)])  # starts, which are set below
-    mine = FederatedData(x, y, np.arange(len(x)), everybody, x[:0], y[:0], data.classes, data.name, data.augment)
+        x, y = taken(data.x, own), data.y[own]
+    everybody = np.array([0, len(y)])  # starts, which are set below
+    none = taken(x, slice(0))
+    mine = FederatedData(
+        x, y, np.arange(len(y)), everybody, none, y[:0], data.classes, data.name, data.augment, data.task
+    )
     return _placed(mine, client, len(data))
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from everfed.arrays import Ints
+from everfed.arrays import Inputs, Ints
 from everfed.errors import InputError, first_line, warn
+from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
+from everfed.learning.objectives import per_client
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
 from everfed.learning.rows import ClientRows
@@ -96,7 +97,7 @@ class Batched:
             self.states.scatter(clients, state)
         return PlainTrained(clients, rows.sub_(start), total / task.local_steps)
 
-    def _gradients(self, rows: Tensor, x: Tensor, y: Tensor, who: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
+    def _gradients(self, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
         """Each client's gradient [C, parameters] and minibatch loss [C].
 
         Only the forward pass goes through vmap: the rows do not mix, so the gradient of the summed
@@ -107,7 +108,7 @@ class Batched:
         try:
             with autocast(self.task.precision):
                 outputs = vmap(self._forward, in_dims=(0, 0, 0, None), randomness="error")(rows, x, who, iteration)
-            losses = self._losses(outputs.float(), y)
+            losses = per_client(self.task.loss, outputs.float(), y)
             (grads,) = torch.autograd.grad(losses.sum(), rows)
             return grads, losses.detach()
         except RuntimeError as error:
@@ -117,21 +118,13 @@ class Batched:
                 f"this model cannot be batched over clients ({first_line(error)}); use trainer='one-by-one'."
             ) from error
 
-    def _forward(self, row: Tensor, x: Tensor, client: Tensor, iteration: int) -> Tensor:
+    def _forward(self, row: Tensor, x: Inputs, client: Tensor, iteration: int) -> Tensor:
         """One client's outputs (under vmap)."""
         weights = self.task.layout.unflatten(row)
         if not self.drops:
-            return functional_call(self.module, weights, (x,))  # type: ignore[no-any-return]
+            return outputs_of(self.module, x, weights)
         with counted_dropout(self.task.seed, client, iteration):
-            return functional_call(self.module, weights, (x,))  # type: ignore[no-any-return]
-
-    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Each client's minibatch loss [C]."""
-        if self.task.loss is not F.cross_entropy:
-            return vmap(self.task.loss)(outputs, y)
-        # The common case in one call over all clients: under vmap, torch falls back to a slow decomposition.
-        each = F.cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1), reduction="none")
-        return each.view(y.shape).mean(dim=1)
+            return outputs_of(self.module, x, weights)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.states.state_dict()
@@ -156,7 +149,7 @@ def _trial(task: Task) -> tuple[int, bool]:
     numbers = torch.zeros(task.batch_size, dtype=torch.int64, device=data.device)
     dropout = counted_dropout(task.seed, numbers[0], 0)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t), dropout:
-        task.loss(task.module(data.inputs(task.batch_size)), data.targets(task.batch_size))
+        task.loss(outputs_of(task.module, data.inputs(task.batch_size)), data.targets(task.batch_size))
     state = task.optimizer.init(1, task.layout.size, data.device)
     state_bytes = sum(t.numel() * t.element_size() for t in state.values())
     # The backward pass holds gradients of activations while the saved ones are still there.

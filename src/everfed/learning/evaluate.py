@@ -1,99 +1,37 @@
-"""Evaluation: overall, per class, and weighted by each energy group's labels."""
+"""Evaluation: overall, per class, per energy group, and over clients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from everfed import registry
-from everfed.arrays import Floats
+from everfed.arrays import Floats, Inputs, Ints, each
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
+from everfed.data.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, first_line, shown, unknown
+from everfed.errors import InputError
+from everfed.learning.calling import outputs_of
 from everfed.learning.layout import Layout
+from everfed.learning.measures import BROUGHT, METRICS, Measure, Metric, measured, own_metrics
+from everfed.learning.metrics import NAMES, Metrics as Metrics
+from everfed.learning.objectives import Targets, per_target
 from everfed.learning.precision import autocast
 from everfed.learning.task import Loss, own_tensor
 from everfed.learning.trial import undisturbed
-from everfed.registry import lookup
+from everfed.machine import check_memory
 
-# Test samples per forward pass: bounds the memory of an evaluation.
+# Test samples per forward pass, and bytes of their outputs: bounds the memory of an evaluation.
 _BATCH = 2048
-
-Metric = Callable[[Tensor, Tensor], Any]  # of all outputs and their targets; returns a number
-METRICS: dict[str, Metric] = {}
-registry.table("metrics", METRICS, given=("outputs", "targets"))
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """One evaluation on the test set. Accuracies are None for regression."""
-
-    loss: float
-    accuracy: float | None = None
-    class_accuracy: tuple[float, ...] | None = None  # recall of each class; NaN if the test set has none
-    class_loss: tuple[float, ...] | None = None
-    group_accuracy: dict[str, float] | None = None  # test set re-weighted by each energy group's labels
-    group_loss: dict[str, float] | None = None
-    own: dict[str, float] = field(default_factory=dict)  # the run's additional metrics
-
-    def value(self, name: str) -> Any:
-        """A metric by name, built-in or custom."""
-        if name in self.own:
-            return self.own[name]
-        if name not in _NAMES:
-            raise InputError(unknown("metric", name, [*_NAMES, *self.own]))
-        return getattr(self, name)
-
-    @property
-    def worst_group_accuracy(self) -> float | None:
-        known = [v for v in (self.group_accuracy or {}).values() if not math.isnan(v)]
-        return min(known) if known else None
-
-    def to_dict(self) -> dict[str, Any]:
-        def number(value: float) -> float | None:
-            return None if math.isnan(value) else value
-
-        def listed(values: tuple[float, ...] | None) -> list[float | None] | None:
-            return None if values is None else [number(v) for v in values]
-
-        def named(values: dict[str, float] | None) -> dict[str, float | None] | None:
-            return None if values is None else {k: number(v) for k, v in values.items()}
-
-        return {
-            "loss": self.loss,
-            "accuracy": self.accuracy,
-            "worst_group_accuracy": self.worst_group_accuracy,
-            "class_accuracy": listed(self.class_accuracy),
-            "class_loss": listed(self.class_loss),
-            "group_accuracy": named(self.group_accuracy),
-            "group_loss": named(self.group_loss),
-            **({"own": named(self.own)} if self.own else {}),
-        }
-
-
-_NAMES = list(Metrics(0.0).to_dict())
-
-
-def own_metrics(metrics: Sequence[str | Metric]) -> dict[str, Metric]:
-    """Functions by name, from names of `METRICS` and functions, which go by their own names."""
-    found: dict[str, Metric] = {}
-    for metric in metrics:
-        name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
-        if name in found or name in _NAMES:
-            raise InputError(f"two metrics are called '{name}'; give each its own name.")
-        if isinstance(metric, type):
-            raise InputError(f"the metric is the class {name}; give a function of (outputs, targets), or an instance.")
-        found[name] = lookup(METRICS, metric, "metric") if isinstance(metric, str) else metric
-    return found
+_OUTPUT_BYTES = 128 << 20
+# Classes that are looked at one by one: an evaluation of a large vocabulary would fill pages.
+_MOST_CLASSES = 1000
 
 
 class Evaluator:
@@ -110,81 +48,225 @@ class Evaluator:
         precision: str = "float32",
         metrics: Sequence[str | Metric] = (),
     ) -> None:
-        self.metrics = own_metrics(metrics)
-        self.module, self.layout, self.loss = module, layout, loss
+        self.module, self.layout, self.loss, self.task = module, layout, loss, data.task
         self.augment, self.precision = data.augment, precision
-        self.x, self.y = own_tensor(data.test_x, device), own_tensor(data.test_y, device)
+        self.x = each(lambda part: own_tensor(part, device), data.test_x)
+        self.y = own_tensor(data.test_y, device)
         self.classes = data.classes
+        self.metrics = self._chosen(metrics)
+        self.groups = {g.label: g.clients for g in fleet.groups()}
+        self.owner, self.clients, self.batch, self.asked = data.test_owner, len(data), _BATCH, tuple(metrics)
+        if self.owner is not None:
+            self.owner_on_device = own_tensor(self.owner, device)
+        # Without owners: the labels of each group, and of each client, by which the test set is re-weighted.
         self.mixes: dict[str, Floats] = {}
-        if self.classes:
-            groups = fleet.groups()
-            mixes = data.label_mixes([g.clients for g in groups])
-            self.mixes = {g.label: mix for g, mix in zip(groups, mixes, strict=True)}
-        if self.metrics and len(self.y):  # what they get wrong shows now, and not after the first rounds
+        self.client_mixes: Floats | None = None
+        if self.task == CLASSIFICATION and self.owner is None:
+            self.mixes = dict(zip(self.groups, data.label_mixes(list(self.groups.values())), strict=True))
+            self.client_mixes = data.label_counts().astype(np.float64) if isinstance(data, FederatedData) else None
+        if len(self.y):  # what metrics get wrong shows now, and not after the first rounds
             with undisturbed(device):
-                self._own(self._outputs(layout.flatten(module)))
+                self._prepare()
+
+    def _chosen(self, metrics: Sequence[str | Metric]) -> dict[str, Metric]:
+        names = [name for name in BROUGHT[self.task] if name not in metrics]
+        found = own_metrics([*names, *metrics], NAMES)
+        for name, metric in found.items():
+            if isinstance(metric, Measure) and self.task not in metric.tasks:
+                usable = [n for n, m in METRICS.items() if isinstance(m, Measure) and self.task in m.tasks]
+                raise InputError(
+                    f"the metric '{name}' is of {' and '.join(metric.tasks)}, but the task is {self.task}; choose "
+                    f"among {', '.join(usable)}."
+                )
+        if self.task == NEXT_TOKEN:
+            found.pop("perplexity", None)  # from the loss
+        return found
+
+    def _prepare(self) -> None:
+        params = self.layout.flatten(self.module)
+        first = self._outputs(params, slice(0, 1))
+        if self.task == NEXT_TOKEN:
+            size = int(first.nbytes)
+            self.batch = max(1, min(_BATCH, _OUTPUT_BYTES // size))
+            if self.metrics:
+                what = f"the outputs for {len(self.y):,} test samples, of which metrics are computed,"
+                check_memory(what, size * len(self.y), "use fewer test samples, or no metrics")
+        if self.task == REGRESSION and first.shape[1:] != self.y.shape[1:]:  # with a loss of the user's own
+            self.metrics = {n: m for n, m in self.metrics.items() if n not in BROUGHT[REGRESSION] or n in self.asked}
+        found = self._own(self._all_outputs(params), {}) if self.metrics else {}
+        for name, value in found.items():
+            if math.isnan(value):
+                raise InputError(
+                    f"the metric '{name}' is NaN on this test set with the initial model; it must be a number."
+                )
 
     def __call__(self, params: Tensor) -> Metrics | None:
         """None without a test set."""
         if len(self.y) == 0:
             return None
-        outputs = self._outputs(params)
-        if not self.classes:
-            return Metrics(float(self.loss(outputs.clone(), self.y.clone())), own=self._own(outputs))
-        losses = F.cross_entropy(outputs, self.y, reduction="none")
-        correct = outputs.argmax(dim=1) == self.y
-        totals = _by_class(torch.ones_like(losses), self.y, self.classes)
-        with np.errstate(invalid="ignore"):
-            class_accuracy = _by_class(correct.to(losses.dtype), self.y, self.classes) / totals
-            class_loss = _by_class(losses, self.y, self.classes) / totals
+        outputs = self._all_outputs(params) if self.metrics or self.task != NEXT_TOKEN else None
+        if self.task == REGRESSION and self.loss is not F.mse_loss:
+            assert outputs is not None
+            breakdown: dict[str, dict[str, float]] = {}
+            loss = float(self.loss(outputs.clone(), self.y.clone()))
+            return Metrics(loss, own=self._own(outputs, breakdown), breakdown=breakdown)
+        return self._judged(self._targets(params, outputs), outputs)
+
+    def _judged(self, targets: Targets, outputs: Tensor | None) -> Metrics:
+        class_loss, class_accuracy = self._by_class(targets)
+        breakdown = {"loss": self._over_clients(targets.loss, targets.sample, class_loss, worst=max)}
+        if targets.hit is not None:
+            breakdown["accuracy"] = self._over_clients(targets.hit, targets.sample, class_accuracy, worst=min)
+        group_loss = self._by_group(targets.loss, targets.sample, class_loss)
+        loss = float(targets.loss.mean())
+        own: dict[str, float] = {}
+        if self.task == NEXT_TOKEN:
+            own["perplexity"] = math.exp(min(loss, _LARGEST_LOSS))
+            over = self._over_clients(targets.loss, targets.sample, None, worst=max, change=_exp)
+            groups = {f"group {label}": float(_exp(np.float64(value))) for label, value in (group_loss or {}).items()}
+            breakdown["perplexity"] = {**groups, **over}
+        if outputs is not None:
+            own |= self._own(outputs, breakdown)
         return Metrics(
-            float(losses.mean()),
-            float(correct.to(torch.float64).mean()),
-            tuple(class_accuracy.tolist()),
-            tuple(class_loss.tolist()),
-            {label: _mixed(class_accuracy, mix) for label, mix in self.mixes.items()},
-            {label: _mixed(class_loss, mix) for label, mix in self.mixes.items()},
-            self._own(outputs),
+            loss,
+            None if targets.hit is None else float(targets.hit.to(torch.float64).mean()),
+            None if class_accuracy is None else tuple(class_accuracy.tolist()),
+            None if class_loss is None else tuple(class_loss.tolist()),
+            None if targets.hit is None else self._by_group(targets.hit, targets.sample, class_accuracy),
+            group_loss,
+            own,
+            {name: parts for name, parts in breakdown.items() if parts},
         )
 
-    def _own(self, outputs: Tensor) -> dict[str, float]:
-        """The run's additional metrics, each of copies, since a user's function may write into what it is given."""
+    def _targets(self, params: Tensor, outputs: Tensor | None) -> Targets:
+        if outputs is not None:
+            return per_target(self.task, outputs, self.y)
+        found = []
+        for start in range(0, len(self.y), self.batch):  # outputs for a whole vocabulary are not kept
+            part = slice(start, start + self.batch)
+            some = per_target(self.task, self._outputs(params, part), self.y[part])
+            found.append(some._replace(sample=some.sample + start))
+        joined: list[Any] = [None if c[0] is None else torch.cat(c) for c in zip(*found, strict=True)]
+        return Targets(*joined)
+
+    def _by_class(self, targets: Targets) -> tuple[Floats | None, Floats | None]:
+        """(the mean loss, the accuracy) of each class; NaN for classes that the test set lacks."""
+        if targets.label is None or targets.hit is None or self.classes > _MOST_CLASSES:
+            return None, None
+        totals = _sums(torch.ones_like(targets.loss), targets.label, self.classes)
+        with np.errstate(invalid="ignore"):
+            losses, hits = (
+                _sums(values.to(targets.loss.dtype), targets.label, self.classes) / totals
+                for values in (targets.loss, targets.hit)
+            )
+        return losses, hits
+
+    def _by_group(self, values: Tensor, sample: Tensor, per_class: Floats | None) -> dict[str, float] | None:
+        """The mean of each energy group; None if it is not known what belongs to whom."""
+        if self.owner is not None:
+            sums, counts = self._client_means(values, sample)
+            return {label: _ratio(sums[who].sum(), counts[who].sum()) for label, who in self.groups.items()}
+        if per_class is None or not self.mixes:
+            return None
+        return {label: _mixed(per_class, mix) for label, mix in self.mixes.items()}
+
+    def _client_means(self, values: Tensor, sample: Tensor) -> tuple[Floats, Floats]:
+        """[clients] (the sum over each client's targets, their number)."""
+        owner = self.owner_on_device[sample]
+        counts = owner >= 0
+        values, owner = values[counts].to(torch.float64), owner[counts]
+        return _sums(values, owner, self.clients), _sums(torch.ones_like(values), owner, self.clients)
+
+    def _over_clients(
+        self, values: Tensor, sample: Tensor, per_class: Floats | None, worst: Any, change: Any = None
+    ) -> dict[str, float]:
+        """Mean and worst tenth of the clients' own means. worst: max for losses, min for what should be high."""
+        if self.owner is not None:
+            sums, counts = self._client_means(values, sample)
+        elif per_class is not None and self.client_mixes is not None:
+            weights = np.where(np.isnan(per_class), 0.0, self.client_mixes)
+            sums, counts = weights @ np.nan_to_num(per_class), weights.sum(axis=1)
+        else:
+            return {}
+        each_client = sums[counts > 0] / counts[counts > 0]
+        return _spread(each_client if change is None else change(each_client), worst)
+
+    def _own(self, outputs: Tensor, breakdown: dict[str, dict[str, float]]) -> dict[str, float]:
+        """The task's and the run's further metrics, and in `breakdown` their parts."""
         found = {}
         for name, metric in self.metrics.items():
-            try:
-                value = metric(outputs.clone(), self.y.clone())
-            except Exception as error:  # the user's own code, which may raise anything
-                said = f"the metric '{name}' fails ({first_line(error)})"
-                raise InputError(f"{said}; it takes (outputs, targets) and returns a number.") from error
-            found[name] = _number(name, value)
+            found[name] = measured(name, metric, outputs, self.y)
+            parts = self._own_by_group(name, metric, outputs)
+            if isinstance(metric, Measure) and metric.per_class and self.classes <= _MOST_CLASSES:
+                values = metric.each(outputs, self.y)
+                parts |= {f"class {c}": float(value) for c, value in enumerate(values[: self.classes])}
+            if parts:
+                breakdown[name] = parts
         return found
 
-    def _outputs(self, params: Tensor) -> Tensor:
-        weights = self.layout.unflatten(params)
+    def _own_by_group(self, name: str, metric: Metric, outputs: Tensor) -> dict[str, float]:
+        if self.owner is None:
+            if not (self.mixes and isinstance(metric, Measure)):
+                return {}  # a user's function takes no weights
+            labels = self.y.cpu().numpy()
+            totals = np.maximum(np.bincount(labels, minlength=self.classes), 1)
+            weights = {label: (mix / totals)[labels] for label, mix in self.mixes.items()}
+            return {f"group {label}": metric(outputs, self.y, weight) for label, weight in weights.items()}
+
+        def of(clients: Ints) -> float:
+            some = torch.as_tensor(np.flatnonzero(np.isin(self.owner, clients)), device=self.y.device)  # type: ignore[arg-type]
+            try:
+                return measured(name, metric, outputs[some], self.y[some]) if len(some) else math.nan
+            except InputError:  # undefined for these few, such as those of one class alone
+                return math.nan
+
+        groups = {f"group {label}": of(clients) for label, clients in self.groups.items()}
+        holders = np.unique(self.owner[self.owner >= 0])
+        each_client = np.array([of(np.array([client])) for client in holders])
+        lower_is_better = isinstance(metric, Measure) and name in ("mae", "perplexity")
+        return groups | _spread(each_client[~np.isnan(each_client)], max if lower_is_better else min)
+
+    def _all_outputs(self, params: Tensor) -> Tensor:
+        batches = [slice(start, start + self.batch) for start in range(0, len(self.y), self.batch)]
+        return torch.cat([self._outputs(params, part) for part in batches])
+
+    def _outputs(self, params: Tensor, part: slice) -> Tensor:
         training = self.module.training
         self.module.eval()
         try:
             with torch.no_grad(), autocast(self.precision):
                 # Copies, since a model may change its inputs in place.
-                inputs = (self.augment.evaluate(x.clone()) for x in self.x.split(_BATCH))
-                return torch.cat([functional_call(self.module, weights, (x,)) for x in inputs]).float()
+                inputs: Inputs = each(lambda x: self.augment.evaluate(x[part].clone()), self.x)
+                return outputs_of(self.module, inputs, self.layout.unflatten(params)).float()
         finally:
             self.module.train(training)
 
 
-def _number(name: str, value: Any) -> float:
-    try:
-        if not isinstance(value, str | bytes):  # of which float would read some
-            return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        pass
-    raise InputError(f"the metric '{name}' is {shown(value)}; it must be a number.")
+# Beyond it a perplexity has no finite value.
+_LARGEST_LOSS = 700.0
 
 
-def _by_class(values: Tensor, labels: Tensor, classes: int) -> Floats:
-    sums = torch.zeros(classes, dtype=torch.float64, device=values.device)
-    sums.index_add_(0, labels, values.to(torch.float64))
+def _exp(losses: Any) -> Any:
+    return np.exp(np.minimum(losses, _LARGEST_LOSS))
+
+
+def _sums(values: Tensor, numbers: Tensor, count: int) -> Floats:
+    sums = torch.zeros(count, dtype=torch.float64, device=values.device)
+    sums.index_add_(0, numbers, values.to(torch.float64))
     return sums.cpu().numpy()
+
+
+def _ratio(total: float, count: float) -> float:
+    return float(total / count) if count else math.nan
+
+
+def _spread(values: Floats, worst: Any) -> dict[str, float]:
+    """Mean and worst tenth, rounded up to whole clients."""
+    if len(values) == 0:
+        return {}
+    ordered = np.sort(values)[:: -1 if worst is max else 1]
+    tenth = ordered[: -(-len(values) // 10)]
+    return {"clients mean": float(values.mean()), "clients worst tenth": float(tenth.mean())}
 
 
 def _mixed(per_class: Floats, mix: Floats) -> float:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everfed.arrays import Ints
+from everfed.arrays import Ints, taken
 from everfed.errors import InputError
+from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.optim import rate
@@ -57,12 +58,13 @@ class OneByOne:
         numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)[0]
         losses = []
         for step in range(task.local_steps):
-            x, y = (t[0] for t in task.data.samples(numbers[None, step], who, first + step, task.seed))
+            some, labels = task.data.samples(numbers[None, step], who, first + step, task.seed)
+            x, y = taken(some, 0), labels[0]
             for group in optimizer.param_groups:
                 group["lr"] = rate(task.optimizer, first + step, task.iterations)
             optimizer.zero_grad()
             with counted_dropout(task.seed, who[0], first + step), autocast(task.precision):
-                outputs = module(x)
+                outputs = outputs_of(module, x)
             loss = task.loss(outputs.float(), y)
             loss.backward()
             self._adjust(start, client)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everfed.arrays import Ints
+from everfed.arrays import Ints, each, joined, parts, taken
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.learning.task import DeviceData, own_tensor
@@ -37,8 +37,8 @@ class StreamedSamples(DeviceData):
         self.data, self.device, self.augment = data, device, data.augment
         self.sizes = own_tensor(data.sizes(), device)
         x, y = data.alone(0)  # to try the model on
-        self.x, self.y = own_tensor(x, device), own_tensor(y, device)
-        self.sample_bytes = max(1, x.nbytes // len(x))
+        self.x, self.y = each(lambda part: own_tensor(part, device), x), own_tensor(y, device)
+        self.sample_bytes = max(1, sum(part.nbytes for part in parts(x).values()) // len(y))
 
     def _numbers(self, clients: Tensor, within: Tensor) -> Tensor:
         who, drawn = clients.cpu().numpy(), within.cpu().numpy()
@@ -50,10 +50,10 @@ class StreamedSamples(DeviceData):
             used, where = np.unique(place, return_inverse=True)
             numbers[part] = where.reshape(place.shape) + held
             held += len(used)
-            xs.append(x[used])
+            xs.append(taken(x, used))
             ys.append(y[used])
         # What `read` gives is plain, and indexing and joining keep it so: fresh arrays in C order.
-        self.x = torch.as_tensor(np.concatenate(xs), device=self.device)
+        self.x = each(lambda part: torch.as_tensor(part, device=self.device), joined(xs))
         self.y = torch.as_tensor(np.concatenate(ys), device=self.device)
         return torch.as_tensor(numbers, device=self.device)
 

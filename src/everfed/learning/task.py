@@ -12,11 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Floats, Inputs, Ints, each
 from everfed.data.federated import FederatedData
 from everfed.data.plain import solid
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
+from everfed.learning.objectives import Loss as Loss
 from everfed.learning.optim import Optimizer
 from everfed.machine import free_memory
 from everfed.random import Purpose, philox
@@ -91,7 +92,6 @@ def free_on(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Starts = Callable[[Ints], Tensor]  # [C, parameters]: where these clients' training starts
 
 
@@ -203,7 +203,8 @@ class DeviceData:
 
     def __init__(self, data: FederatedData, device: torch.device) -> None:
         self.device = device
-        self.x, self.y = own_tensor(data.x, device), own_tensor(data.y, device)
+        self.x = each(lambda part: own_tensor(part, device), data.x)
+        self.y = own_tensor(data.y, device)
         self.order, self.starts = own_tensor(data.order, device), own_tensor(data.starts[:-1], device)
         self.augment = data.augment
         self.sizes = own_tensor(data.sizes(), device)
@@ -230,25 +231,28 @@ class DeviceData:
         """Where these samples lie in `x` and `y`."""
         return self.order[self.starts[clients][:, None, None] + within]
 
-    def samples(self, numbers: Tensor, clients: Tensor, iteration: int | Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def samples(self, numbers: Tensor, clients: Tensor, iteration: int | Tensor, seed: int) -> tuple[Inputs, Tensor]:
         """Inputs and labels of these samples [clients, batch], augmented on the device.
 
         As with the draws, an image's crop depends on the seed, the client, the iteration and its
         place in the batch alone.
         """
-        images, labels = self.x[numbers], self.y[numbers]
+        labels = self.y[numbers]
         if not self.augment.random:
-            return self.augment.evaluate(images).contiguous(), labels
+            return self._evaluated(numbers), labels
+        images = self.x[numbers]  # of one input alone: several are not augmented
         place = torch.arange(numbers.shape[-1], device=self.device)
         counter = torch.broadcast_tensors(torch.zeros_like(place) + iteration, place, clients[:, None])
         words = philox((*counter, int(Purpose.AUGMENT)), (seed & 0xFFFFFFFF, seed >> 32))
         # A user's augmentation may return a view; torch.func cannot batch every layout.
         return self.augment.train(images, torch.stack(words, dim=-1)).contiguous(), labels
 
-    def inputs(self, count: int) -> Tensor:
+    def _evaluated(self, numbers: Tensor) -> Inputs:
+        return each(lambda part: self.augment.evaluate(part[numbers]).contiguous(), self.x)
+
+    def inputs(self, count: int) -> Inputs:
         """A few samples as a model sees them, to try it on."""
-        numbers = torch.arange(count, device=self.device) % len(self.y)
-        return self.augment.evaluate(self.x[numbers]).contiguous()
+        return self._evaluated(torch.arange(count, device=self.device) % len(self.y))
 
     def targets(self, count: int) -> Tensor:
         """The targets of the same samples."""

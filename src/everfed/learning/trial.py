@@ -17,8 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from everfed.arrays import Inputs, each, parts, taken
+from everfed.data.federated import FederatedData
+from everfed.data.on_demand import OnDemand
 from everfed.errors import InputError, first_line, shown
+from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
+from everfed.learning.objectives import check_outputs
 from everfed.learning.task import DeviceData, Loss
 
 # How far two evaluations of the same samples may be apart, relative to the largest output: a GPU adds in any order.
@@ -28,29 +33,25 @@ _ROUNDING = 1e-4
 _TIMES = 4
 
 
-def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
-    """Run small forward passes to reject a model of the wrong shape, or one whose evaluation draws by chance."""
-    training = module.training
-    with undisturbed(sample.device), _unchanged(module):
+def check_fits(module: nn.Module, data: FederatedData | OnDemand, sample: Inputs) -> None:
+    """Run small forward passes to reject a model of the wrong shape, or one whose evaluation draws by chance.
+
+    sample: a few samples of the data as the model sees them.
+    """
+    training, first = module.training, next(iter(parts(sample).values()))
+    with undisturbed(first.device), _unchanged(module):
         try:
             with torch.no_grad():
                 module.eval()
-                out, *others = (module(sample.clone()) for _ in range(_TIMES))
+                out, *others = (outputs_of(module, each(Tensor.clone, sample)) for _ in range(_TIMES))
+        except InputError:
+            raise
         except Exception as error:  # the model's own code, which may raise anything
-            shape = tuple(sample.shape[1:])
-            raise InputError(f"the model does not accept samples of shape {shape}: {first_line(error)}.") from error
+            what = " and ".join(_described(name, part) for name, part in parts(sample).items())
+            raise InputError(f"the model does not accept {what}: {first_line(error)}.{_hint(data, error)}") from error
         finally:
             module.train(training)
-    if not isinstance(out, Tensor):
-        raise InputError(
-            f"the model {type(module).__name__} returns a {type(out).__name__}; its forward must return one tensor, "
-            "the outputs (of nn.LSTM, for one, return only the part that is needed)."
-        )
-    if classes and (out.ndim != 2 or len(out) != len(sample) or out.shape[1] < classes):
-        raise InputError(
-            f"the model gives outputs of shape {tuple(out.shape)} for {len(sample)} samples; "
-            f"for {classes} classes it must be ({len(sample)}, {classes})."
-        )
+    check_outputs(out, data.task, len(first), data.classes, data.target_shape())
     apart = _ROUNDING * out.abs().max()
     if any(other.shape != out.shape or bool(((other - out).abs() > apart).any()) for other in others):
         raise InputError(
@@ -59,10 +60,66 @@ def check_fits(module: nn.Module, sample: Tensor, classes: int) -> None:
         )
 
 
-def check_targets(module: nn.Module, sample: Tensor, targets: Tensor) -> None:
+def _described(name: str, part: Tensor) -> str:
+    kind = {torch.int64: "whole numbers ", torch.bool: "truth values "}.get(part.dtype, "")
+    whose = f"the input '{name}', " if name else ""
+    return f"{whose}{kind or ''}{'of' if kind else 'samples of'} shape {tuple(part.shape[1:])}"
+
+
+def _hint(data: FederatedData | OnDemand, error: Exception) -> str:
+    """What may be meant, where a type does not fit."""
+    said = str(error)
+    if not any(word in said for word in ("dtype", "Long", "Float", "scalar type", "Int")):
+        return ""
+    kinds = {part.dtype.kind + str(part.dtype.itemsize) for part in parts(data.test_x).values()}
+    if "i8" in kinds:
+        return " Whole numbers stay so, for models that embed tokens; give measurements as floats, x.astype('float32')."
+    if "u1" in kinds:
+        return " Bytes (uint8) are taken as images and scaled to 0 to 1; give tokens as int64."
+    return ""
+
+
+def check_tokens(module: nn.Module, data: FederatedData | OnDemand) -> None:
+    """Evaluate the samples with the lowest and the highest whole numbers, on the CPU: on a GPU, an index outside of a
+    layer's table would end the process. Of data on demand, among the first client's and the test set."""
+    first = data.alone(0) if isinstance(data, OnDemand) else (data.x, data.y)
+    if not any(part.dtype == np.int64 for part in parts(first[0]).values()):
+        return
+    training = module.training
+    with undisturbed(torch.device("cpu")), torch.no_grad():
+        module.eval()
+        try:
+            for where, x in (("training", first[0]), ("test", data.test_x)):
+                for number, said in _extremes(x):
+                    inputs = each(lambda part: data.augment.evaluate(torch.tensor(part)), taken(x, [number, number]))
+                    try:
+                        outputs_of(module, inputs)
+                    except InputError:
+                        raise
+                    except Exception as error:
+                        raise InputError(
+                            f"the model fails on {where} sample {number}, which holds {said}: {first_line(error)}."
+                            f"{_hint(data, error)}"
+                        ) from error
+        finally:
+            module.train(training)
+
+
+def _extremes(x: Inputs) -> Iterator[tuple[int, str]]:
+    """(the number of a sample, what is special about it)."""
+    for name, part in parts(x).items():
+        if part.dtype == np.int64 and part.size:
+            rows = part.reshape(len(part), -1)
+            most, least = rows.max(axis=1), rows.min(axis=1)
+            of = f" of '{name}'" if name else ""
+            yield int(most.argmax()), f"the highest number{of}, {most.max()}"
+            yield int(least.argmin()), f"the lowest number{of}, {least.min()}"
+
+
+def check_targets(module: nn.Module, sample: Inputs, targets: Tensor) -> None:
     """Squared error broadcasts silently, (n, 1) against (n) to (n, n): refuse shapes that differ."""
-    with undisturbed(sample.device), torch.no_grad():
-        out = module(sample)
+    with undisturbed(targets.device), torch.no_grad():
+        out = outputs_of(module, sample)
     if out.shape != targets.shape:
         raise InputError(
             f"the model gives outputs of shape {tuple(out.shape)} for targets of shape {tuple(targets.shape)}; "
@@ -77,7 +134,7 @@ def check_training(module: nn.Module, loss: Loss, data: DeviceData, batch_size: 
         nobody = torch.zeros((), dtype=torch.int64, device=data.device)
         try:
             with _unchanged(module), counted_dropout(0, nobody, 0):
-                outputs = module(data.inputs(batch_size))
+                outputs = outputs_of(module, data.inputs(batch_size))
         except InputError:
             raise
         except Exception as error:

@@ -12,7 +12,7 @@ import numpy as np
 from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, counted, warn
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.report.distinct import distinct
 from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, fleet_key, lines
 from everfed.report.measures import (

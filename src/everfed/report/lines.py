@@ -12,7 +12,7 @@ import numpy as np
 from everfed.arrays import Floats, Ints
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, counted
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.methods import METHODS
 from everfed.report.distinct import NOT_WHAT_IS_RUN, distinct, exactly
 from everfed.report.style import Style, styles

@@ -18,16 +18,18 @@ import everfed.trainers.choose  # noqa: F401 - its table
 from everfed import plugins, registry
 from everfed.checks import BelowOne, Checked, Count, CountOrZero, Seed
 from everfed.data.augment import AUGMENTS, Augment
-from everfed.data.dataset import CentralDataset
+from everfed.data.dataset import CentralDataset, Dataset
 from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData, from_arrays
 from everfed.data.on_demand import OnDemand
-from everfed.data.partition import SPLITS, ByEnergy, Split
+from everfed.data.partition import SPLITS, ByEnergy, Natural, Split
+from everfed.data.targets import AUTO, TASKS, classes_in
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
-from everfed.learning.evaluate import Metric, own_metrics
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
+from everfed.learning.measures import Metric, own_metrics
+from everfed.learning.metrics import NAMES
 from everfed.learning.models import MODELS, Mlp, Model
 from everfed.learning.optim import OPTIMIZERS, SCHEDULES, SGD, Cosine, Optimizer, Schedule
 from everfed.learning.precision import PRECISIONS
@@ -112,7 +114,9 @@ class Experiment(Checked):
     schedule_seed: Seed | None = _later(None)
     # The fraction of the training samples that is held out and evaluated on instead of the test set.
     validation: BelowOne = _later(0.0)
-    # A scalar function of (outputs, targets). None: cross entropy for classes, squared error for float targets.
+    # What is to be predicted: classification, next-token, multilabel, regression; auto: it follows from the data.
+    task: Annotated[str, (AUTO, *TASKS)] = _later(AUTO)
+    # A scalar function of (outputs, targets). None: the task's own, cross entropy or squared error.
     loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
     # Names or functions of (outputs, targets), computed at every evaluation in addition to loss and accuracy.
     metrics: tuple[str | Metric, ...] = _later((), names="metrics")
@@ -128,7 +132,7 @@ class Experiment(Checked):
         super().__post_init__()
         if self.rounds * self.local_steps >= 2**32:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
-        own_metrics(self.metrics)
+        own_metrics(self.metrics, NAMES)
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
 
@@ -215,13 +219,29 @@ class Experiment(Checked):
                 )
             if self.split != Experiment.split:
                 raise InputError(f"split is {self.split}, but these data are already split over clients; remove it.")
-            return self.data
+            given: FederatedData | OnDemand = self._with_task(self.data)
+            return given
         seed = self.seeds.split
         data: Any = self.data if isinstance(self.data, CentralDataset) else self.data.load()  # type: ignore[union-attr]
+        data = self._with_task(data)
         if self.validation:
             data = data.hold_out(self.validation, seed)
-        split: FederatedData | OnDemand = data.split(self.split, len(fleet), fleet=fleet, seed=seed)
+        natural = getattr(data, "owners", None) is not None and self.split == Experiment.split
+        split: FederatedData | OnDemand = data.split(
+            Natural() if natural else self.split, len(fleet), fleet=fleet, seed=seed
+        )
         return split
+
+    def _with_task(self, data: Any) -> Any:
+        """The data with the task that is named here."""
+        if self.task in (AUTO, getattr(data, "task", AUTO)):
+            return data
+        if not isinstance(data, FederatedData | OnDemand | Dataset):
+            raise InputError(f"the task '{self.task}' cannot be given to {type(data).__name__} data; leave it at auto.")
+        classes = data.classes
+        if not isinstance(data, OnDemand):
+            classes = classes_in(data.y, data.test_y, task=self.task)
+        return replace(data, task=self.task, classes=classes)
 
 
 def _alike(one: Any, two: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.energy.battery import Books
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 
 
 @dataclass(frozen=True)

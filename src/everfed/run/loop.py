@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from everfed.learning.compress import compress_all
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.run.rounds import Rounds

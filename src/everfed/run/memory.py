@@ -6,13 +6,13 @@ a sentence that names the setting, and not by a traceback or by the system.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from everfed.arrays import parts
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.learning.models import Model
@@ -42,7 +42,8 @@ def check_samples(data: FederatedData | OnDemand, device: torch.device) -> None:
     """Refuse samples of which a second copy, on the device, would not fit."""
     if isinstance(data, FederatedData):
         what = f"a copy of the {len(data.y):,} samples on the device"
-        check_memory(what, data.x.nbytes + data.y.nbytes, "use fewer, or load them on demand", free=free_on(device))
+        size = data.y.nbytes + sum(part.nbytes for part in parts(data.x).values())
+        check_memory(what, size, "use fewer, or load them on demand", free=free_on(device))
 
 
 @contextmanager
@@ -62,14 +63,14 @@ def largest_output(module: nn.Module) -> Iterator[list[int]]:
             hook.remove()
 
 
-def check_training(e: Experiment, parameters: int, shape: tuple[int, ...], widest: int, device: torch.device) -> None:
+def check_training(e: Experiment, parameters: int, inputs: int, widest: int, device: torch.device) -> None:
     """Refuse local training that would not fit even for one client at a time.
 
-    parameters: of the model. shape: of a sample. widest: numbers in the largest output of a layer for one sample.
+    parameters: of the model. inputs: numbers in a sample. widest: numbers in the largest output for one sample.
     """
     needs = {
         ("model", f"a model of {parameters:,} parameters"): _COPIES * _NUMBER * parameters,
-        ("batch_size", f"batches of {e.batch_size:,} samples"): e.batch_size * _NUMBER * (math.prod(shape) + widest),
+        ("batch_size", f"batches of {e.batch_size:,} samples"): e.batch_size * _NUMBER * (inputs + widest),
     }
     if device.type == "cpu":  # kernels on a GPU draw step by step
         drawn = e.local_steps * e.batch_size

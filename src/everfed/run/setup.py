@@ -6,6 +6,7 @@ A Ray worker needs a trainer but no server, a Flower server no trainer, a local 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,14 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from everfed.arrays import each, parts
 from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
+from everfed.data.targets import REGRESSION
 from everfed.errors import InputError, first_line, some, warn
 from everfed.learning import models, trial
+from everfed.learning.calling import outputs_of
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
+from everfed.learning.objectives import LOSSES
 from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
 from everfed.learning.task import Starts, Task, Trainer
@@ -52,18 +57,19 @@ class Setup:
             )
         _warn_of_small_clients(self.data, experiment.batch_size)
         memory.check_samples(self.data, self.device)
-        self.loss = experiment.loss or (F.cross_entropy if self.data.classes else F.mse_loss)
+        self.loss = experiment.loss or LOSSES[self.data.task]
         self.module = _instance(experiment.model, self.data, experiment.seeds.init, self.device)
         models.check(self.module)
+        trial.check_tokens(self.module, self.data)
         self.module.to(self.device)
         self.samples = on_device(self.data, self.device)
         with memory.largest_output(self.module) as numbers:
-            trial.check_fits(self.module, self.samples.inputs(2), self.data.classes)
+            trial.check_fits(self.module, self.data, self.samples.inputs(2))
         if self.loss is F.mse_loss:
             trial.check_targets(self.module, self.samples.inputs(2), self.samples.targets(2))
         self.layout = Layout(self.module)
-        shape = self.data.input_shape()
-        memory.check_training(experiment, self.layout.size, shape, numbers[0] // 2, self.device)
+        inputs = sum(math.prod(shape) for shape in parts(self.data.input_shape()).values())
+        memory.check_training(experiment, self.layout.size, inputs, numbers[0] // 2, self.device)
         trial.check_training(self.module, self.loss, self.samples, experiment.batch_size)
 
     def server(self, on_divergence: str = "stop") -> Server:
@@ -140,13 +146,8 @@ def _instance(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, Purpose.INIT))
         if isinstance(model, str) or hasattr(model, "build"):
-            if data.classes == 0:
-                raise InputError(
-                    "the built-in models are for classification; for float targets give a torch.nn.Module."
-                )
             kind = models.MODELS[model]() if isinstance(model, str) else model
-            memory.check_model(kind, data.input_shape(), data.classes, device)
-            return kind.build(data.input_shape(), data.classes)
+            return _built(kind, data, device)
         if not callable(model):
             raise InputError(f"the model is {model!r}; give a module, a function that returns one, or a name.")
         try:
@@ -156,8 +157,25 @@ def _instance(
         if not isinstance(made, nn.Module):
             raise InputError(f"the model factory returned {type(made).__name__}; it must return a torch.nn.Module.")
         if any(isinstance(p, nn.UninitializedParameter) for p in made.parameters()):
-            made(torch.zeros(1, *data.input_shape()))  # lazy layers get their weights now, under the seed
+            # Lazy layers get their weights now, under the seed.
+            first_samples = data.alone(0)[0] if isinstance(data, OnDemand) else data.x
+            outputs_of(made, each(lambda part: data.augment.evaluate(torch.tensor(part[:1])), first_samples))
     return made
+
+
+def _built(model: models.Model, data: FederatedData | OnDemand, device: torch.device) -> nn.Module:
+    """A model of the table, with as many outputs as the task has."""
+    shape, outputs = data.input_shape(), data.classes or math.prod(data.target_shape())
+    if isinstance(shape, dict):
+        raise InputError(
+            f"the samples have several inputs ({', '.join(shape)}), and the models by name take one; give a "
+            "torch.nn.Module whose forward has these arguments."
+        )
+    memory.check_model(model, shape, outputs, device)
+    made = model.build(shape, outputs)
+    if data.task != REGRESSION or len(data.target_shape()) == 1:
+        return made
+    return nn.Sequential(made, nn.Unflatten(1, data.target_shape()) if data.target_shape() else nn.Flatten(0))
 
 
 def _warn_of_small_clients(data: FederatedData | OnDemand, batch_size: int) -> None:

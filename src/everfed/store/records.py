@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from everfed.energy.battery import Books
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.run.history import RoundRecord
 from everfed.store.digests import Digests
 from everfed.store.files import StoreError
@@ -47,6 +47,8 @@ _SCHEMA = pa.schema(
         ("group_loss", _FLOATS),
         ("metrics", pa.list_(pa.string())),  # custom metrics, by name; files of older versions lack these columns
         ("metric_values", _FLOATS),
+        ("breakdown", pa.list_(pa.string())),  # "metric: part", as in `Metrics.breakdown`
+        ("breakdown_values", _FLOATS),
     ]
 )
 
@@ -158,34 +160,24 @@ def _row(record: RoundRecord) -> dict[str, Any]:
     }
     metrics = record.metrics
     if metrics:
-        groups = metrics.group_accuracy or {}
         row |= {
             "loss": metrics.loss,
             "accuracy": metrics.accuracy,
             "class_accuracy": metrics.class_accuracy,
             "class_loss": metrics.class_loss,
-            "groups": list(groups),
-            "group_accuracy": list(groups.values()),
+            "groups": list(metrics.group_loss or {}),
+            "group_accuracy": list((metrics.group_accuracy or {}).values()),
             "group_loss": list((metrics.group_loss or {}).values()),
             "metrics": list(metrics.own),
             "metric_values": list(metrics.own.values()),
+            "breakdown": [f"{name}: {part}" for name, parts in metrics.breakdown.items() for part in parts],
+            "breakdown_values": [value for parts in metrics.breakdown.values() for value in parts.values()],
         }
     return row
 
 
 def _record(row: dict[str, Any]) -> RoundRecord:
-    metrics = None
-    if row["loss"] is not None:
-        classified = row["accuracy"] is not None
-        metrics = Metrics(
-            row["loss"],
-            row["accuracy"],
-            tuple(row["class_accuracy"]) if classified else None,
-            tuple(row["class_loss"]) if classified else None,
-            dict(zip(row["groups"], row["group_accuracy"], strict=True)) if classified else None,
-            dict(zip(row["groups"], row["group_loss"], strict=True)) if classified else None,
-            dict(zip(row.get("metrics") or (), row.get("metric_values") or (), strict=True)),
-        )
+    metrics = _metrics(row) if row["loss"] is not None else None
     return RoundRecord(
         row["round"],
         np.array(row["participants"], np.int64),
@@ -197,4 +189,28 @@ def _record(row: dict[str, Any]) -> RoundRecord:
         metrics,
         0.0,
         tuple(row["dropped"]),
+    )
+
+
+def _metrics(row: dict[str, Any]) -> Metrics:
+    breakdown: dict[str, dict[str, float]] = {}
+    for key, value in zip(row.get("breakdown") or (), row.get("breakdown_values") or (), strict=True):
+        name, part = key.split(": ", 1)
+        breakdown.setdefault(name, {})[part] = value
+
+    def listed(name: str) -> tuple[float, ...] | None:
+        return tuple(row[name]) if row[name] else None
+
+    def grouped(name: str) -> dict[str, float] | None:
+        return dict(zip(row["groups"], row[name], strict=True)) if row[name] else None
+
+    return Metrics(
+        row["loss"],
+        row["accuracy"],
+        listed("class_accuracy"),
+        listed("class_loss"),
+        grouped("group_accuracy"),
+        grouped("group_loss"),
+        dict(zip(row.get("metrics") or (), row.get("metric_values") or (), strict=True)),
+        breakdown,
     )

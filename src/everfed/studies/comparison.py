@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from everfed.learning.evaluate import Metrics
+from everfed.learning.metrics import Metrics
 from everfed.run.config import to_dict
 from everfed.run.experiment import Experiment
 from everfed.stats import holm, paired, summarize as moments

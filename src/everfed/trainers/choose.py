@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from everfed import registry
 from everfed.errors import InputError, warn
 from everfed.learning.batched import Batched
+from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.one_by_one import OneByOne
 from everfed.learning.task import CannotTrainError, Check, Task, Trainer, budget
@@ -127,7 +128,7 @@ def _convolutions(task: Task) -> int:
 
     nobody = torch.zeros((), dtype=torch.int64, device=task.data.device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter, counted_dropout(task.seed, nobody, 0):
-        task.module(task.data.inputs(task.batch_size))
+        outputs_of(task.module, task.data.inputs(task.batch_size))
     return int(counter.get_total_flops())
 
 
@@ -136,6 +137,8 @@ def _spills(task: Task) -> bool:
 
 
 def _fast(task: Task) -> Trainer:
+    if not isinstance(task.data.x, Tensor) or task.data.x.dtype not in (torch.uint8, torch.float32):
+        raise CannotTrainError("the kernels take one input of bytes or floats")
     if not task.data.whole:
         raise CannotTrainError("the kernels need samples on the device, but these are loaded on demand")
     if _spills(task):

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everfed.arrays import Ints
+from everfed.arrays import Inputs, Ints, taken
 from everfed.errors import first_line
+from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import GradientRule, adjusted
 from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
@@ -184,7 +185,7 @@ def _plainly(
             optimizer = None
             for step in range(steps):
                 x, y = task.data.samples(numbers[i : i + 1, step], who[i : i + 1], step, task.seed)
-                gradient, loss = _gradient(task, weights, x[0], y[0], who[i], step, precision)
+                gradient, loss = _gradient(task, weights, taken(x, 0), y[0], who[i], step, precision)
                 gradient = adjusted(task.gradients, gradient[None], weights[None], params, np.array([client]))[0]
                 rule = rule or conditioned(task.optimizer, gradient, params)
                 optimizer = optimizer or rule.as_torch([weights])
@@ -203,14 +204,14 @@ def _plainly(
 
 
 def _gradient(
-    task: Task, weights: Tensor, x: Tensor, y: Tensor, client: Tensor, step: int, precision: str
+    task: Task, weights: Tensor, x: Inputs, y: Tensor, client: Tensor, step: int, precision: str
 ) -> tuple[Tensor, Tensor]:
     """(the gradient of one minibatch's loss; the loss)."""
     task.layout.load(weights, task.module)
     named = dict(task.module.named_parameters())
     trained = [named[name] for name in task.layout.names]
     with counted_dropout(task.seed, client, step), autocast(precision):
-        outputs = task.module(x)
+        outputs = outputs_of(task.module, x)
     loss = task.loss(outputs.float(), y)
     parts = torch.autograd.grad(loss, trained, allow_unused=True)
     found = [torch.zeros_like(p) if part is None else part for p, part in zip(trained, parts, strict=True)]

@@ -1,0 +1,104 @@
+"""What a model is to predict: a class, a class per position, several labels, or numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.errors import InputError, some
+
+CLASSIFICATION, NEXT_TOKEN, MULTILABEL, REGRESSION = "classification", "next-token", "multilabel", "regression"
+AUTO = "auto"  # follows from the targets
+TASKS = (CLASSIFICATION, NEXT_TOKEN, MULTILABEL, REGRESSION)
+
+# A position without a target, such as padding; torch's own value for it.
+IGNORED = -100
+
+
+def task_of(y: npt.NDArray[Any], classes: int) -> str:
+    """The task of plain labels (`plain.labels`) if it is not named. classes: 0 for regression."""
+    if y.dtype.kind == "b":
+        return MULTILABEL
+    if not classes:
+        return REGRESSION
+    return NEXT_TOKEN if y.dtype.kind == "i" and y.ndim == 2 else CLASSIFICATION
+
+
+def as_targets(y: npt.NDArray[Any], task: str) -> npt.NDArray[Any]:
+    """Plain labels in the type that the task's loss takes."""
+    return y.astype(np.float32) if task in (MULTILABEL, REGRESSION) and y.dtype.kind in "bi" else y
+
+
+def classes_in(y: npt.NDArray[Any], *others: npt.NDArray[Any], task: str = AUTO) -> int:
+    """The number of classes in these labels; 0 for regression."""
+    if task == AUTO:
+        task = task_of(y, int(y.dtype.kind != "f"))
+    if task == REGRESSION:
+        return 0
+    if task == MULTILABEL:
+        return y.shape[1] if y.ndim == 2 else 0
+    return int(max(labels.max(initial=0) for labels in (y, *others))) + 1
+
+
+def check_targets(y: npt.NDArray[Any], classes: int, task: str, where: str) -> None:
+    """Refuse targets that the task cannot have. where: 'training', 'test', or whose they are."""
+    if task == REGRESSION:
+        if not np.isfinite(y).all():
+            bad = np.flatnonzero(~np.isfinite(y.reshape(len(y), -1)).all(axis=1))
+            raise InputError(f"the target of {where} sample {some(bad)} is NaN or infinite.")
+    elif task == MULTILABEL:
+        _check_multilabel(y, classes, where)
+    elif task == NEXT_TOKEN:
+        _check_tokens(y, classes, where)
+    else:
+        check_labels(y, classes, where)
+
+
+def check_labels(y: npt.NDArray[Any], classes: int, where: str) -> None:
+    if y.dtype.kind == "f" and len(y):
+        raise InputError(f"the {where} labels are floats; classes are whole numbers, such as y.astype(int).")
+    if y.ndim != 1:
+        raise InputError(
+            f"the {where} labels have shape {y.shape}; give one class number per sample, not one-hot rows."
+        )
+    bad = np.flatnonzero((y < 0) | (y >= classes))
+    if len(bad):
+        raise InputError(
+            f"the label of {where} sample {some(bad)} is {y[bad[0]]}; "
+            f"labels of {classes} classes run from 0 to {classes - 1}."
+        )
+
+
+def _check_tokens(y: npt.NDArray[Any], classes: int, where: str) -> None:
+    if y.dtype.kind != "i" or y.ndim != 2:
+        raise InputError(
+            f"the {where} targets are {y.dtype} of shape {y.shape}; for next tokens give whole numbers, one per "
+            "position: (samples, length)."
+        )
+    counts = y != IGNORED
+    bad = np.argwhere(counts & ((y < 0) | (y >= classes)))
+    if len(bad):
+        sample, place = bad[0]
+        raise InputError(
+            f"the target of {where} sample {sample} at position {place} is {y[sample, place]}; a vocabulary of "
+            f"{classes} runs from 0 to {classes - 1}, and {IGNORED} stands for no target."
+        )
+    empty = np.flatnonzero(~counts.any(axis=1))
+    if len(empty):
+        raise InputError(
+            f"the targets of {where} sample {some(empty)} are all {IGNORED}, that is ignored; leave out samples "
+            "without a target."
+        )
+
+
+def _check_multilabel(y: npt.NDArray[Any], classes: int, where: str) -> None:
+    if y.ndim != 2 or y.shape[1] != classes:
+        raise InputError(
+            f"the {where} targets have shape {y.shape}; for several labels give (samples, {classes}), 1 where a "
+            "label applies and 0 where not."
+        )
+    bad = np.flatnonzero(((y != 0) & (y != 1)).any(axis=1))
+    if len(bad):
+        raise InputError(f"the labels of {where} sample {some(bad)} are not all 0 or 1, as several labels must be.")
