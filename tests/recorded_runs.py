@@ -184,6 +184,16 @@ def _ray_entries() -> dict[str, dict[str, Any]]:
     return entries
 
 
+def _as_recorded(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without what later versions added to it."""
+    kept = {key: value for key, value in record.items() if key != "seconds"}
+    if kept["metrics"]:
+        own = {k: v for k, v in kept["metrics"].get("own", {}).items() if k not in ("mae", "r2")}
+        later = ("breakdown", "own")
+        kept["metrics"] = {k: v for k, v in kept["metrics"].items() if k not in later} | ({"own": own} if own else {})
+    return kept
+
+
 def digest(run: Run) -> dict[str, Any]:
     schedule, params = hashlib.sha256(), hashlib.sha256()
     for record in run.rounds:
@@ -194,7 +204,7 @@ def digest(run: Run) -> dict[str, Any]:
     for name, value in sorted(run.params.items()):
         params.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
         params.update(value.contiguous().numpy().tobytes())
-    records = [{key: value for key, value in record.items() if key != "seconds"} for record in run.rounds]
+    records = [_as_recorded(record) for record in run.rounds]
     norm = math.sqrt(sum(float(value.double().square().sum()) for value in run.params.values()))
     losses = [record["train_loss"] for record in run.rounds if record["train_loss"] is not None]
     metrics = [record["metrics"]["loss"] for record in run.rounds if record["metrics"]]

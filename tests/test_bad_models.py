@@ -122,7 +122,7 @@ def clipping(self, x):
         (clipping, "changes 'l.weight'"),
         (lambda self, x: self.l(F.dropout(x, 0.5)), "other outputs for the same samples"),
         (lambda self, x: (self.l(x), x), "returns a tuple"),
-        (lambda self, x: {"logits": self.l(x)}, "returns a dict"),
+        (lambda self, x: {"scores": self.l(x)}, "returns a dict"),
         (lambda self, x: None, "returns a NoneType"),
         (lambda self, x: self.l(x).detach(), "no gradient"),
         (lambda self, x: self.missing(x), "has no attribute 'missing'"),

@@ -267,13 +267,15 @@ def test_float_targets_make_a_regression():
     assert data.y.tolist() == [0.5, -1.5, 2.0]
 
 
-def test_bytes_stay_bytes_and_other_numbers_become_float32():
+def test_bytes_whole_numbers_and_truth_values_stay_so_and_other_numbers_become_float32():
     images = np.arange(8, dtype=np.uint8).reshape(2, 1, 2, 2)
     kept = ef.from_arrays([(images, [0, 1])])
     assert kept.x.dtype == np.uint8
     assert np.array_equal(kept.x, images)
-    for values in (np.ones((2, 1)), np.ones((2, 1), np.int64), np.ones((2, 1), np.bool_), [[1], [2]]):
-        assert ef.from_arrays([(values, [0, 1])]).x.dtype == np.float32
+    types = {np.float16: np.float32, np.float64: np.float32, np.int16: np.int64, np.uint32: np.int64, bool: bool}
+    for given, expected in types.items():
+        assert ef.from_arrays([(np.ones((2, 1), given), [0, 1])]).x.dtype == expected
+    assert ef.from_arrays([([[1], [2]], [0, 1])]).x.dtype == np.int64
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, list])

@@ -117,9 +117,13 @@ def test_a_run_is_the_same_bit_for_bit_wherever_its_samples_come_from(make, trai
     found = ef.simulate("mlp", demanded(make(data, tmp_path), data), fleet, **settings)
     for name, value in expected.params.items():
         assert torch.equal(found.params[name], value)
-    assert [replace(r, participants=0, scales=0, seconds=0) for r in found.rounds] == [
-        replace(r, participants=0, scales=0, seconds=0) for r in expected.rounds
-    ]
+    assert [comparable(r) for r in found.rounds] == [comparable(r) for r in expected.rounds]
+
+
+def comparable(record):
+    """Without what is not known of every client on demand: its labels."""
+    metrics = record.metrics and replace(record.metrics, breakdown={})
+    return replace(record, participants=0, scales=0, seconds=0, metrics=metrics)
 
 
 @pytest.mark.parametrize("make", SOURCES)
