@@ -118,7 +118,7 @@ class Evaluator:
         if targets.hit is not None:
             breakdown["accuracy"] = self._over_clients(targets.hit, targets.sample, class_accuracy, worst=min)
         group_loss = self._by_group(targets.loss, targets.sample, class_loss)
-        loss = float(targets.loss.mean())
+        loss = float(targets.loss.mean() if outputs is None or self.task != REGRESSION else self.loss(outputs, self.y))
         own: dict[str, float] = {}
         if self.task == NEXT_TOKEN:
             own["perplexity"] = math.exp(min(loss, _LARGEST_LOSS))
