@@ -274,8 +274,8 @@ def test_bytes_whole_numbers_and_truth_values_stay_so_and_other_numbers_become_f
     assert kept.x.dtype == np.uint8
     assert np.array_equal(kept.x, images)
     types = {np.float16: np.float32, np.float64: np.float32, np.int16: np.int64, np.uint32: np.int64, bool: bool}
-    for given, expected in types.items():
-        assert ef.from_arrays([(np.ones((2, 1), given), [0, 1])]).x.dtype == expected
+    for number, expected in types.items():
+        assert ef.from_arrays([(np.ones((2, 1), number), [0, 1])]).x.dtype == expected
     assert ef.from_arrays([([[1], [2]], [0, 1])]).x.dtype == np.int64
 
 
