@@ -8,9 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from everfed import registry
+from everfed.data.corpora import Shakespeare, Speeches
 from everfed.data.dataset import CentralDataset, Dataset
+from everfed.data.folder import Folder
+from everfed.data.huggingface import FromHub
 from everfed.data.images import Cifar10, FashionMnist, Mnist
 from everfed.data.on_demand_synthetic import Synthetic
+from everfed.data.smartwatch import Smartwatch
 from everfed.random import Purpose, permutation
 from everfed.registry import lookup
 
@@ -50,6 +54,11 @@ DATASETS: dict[str, type[Any]] = {
     "cifar10": Cifar10,
     "mnist": Mnist,
     "fashion-mnist": FashionMnist,
+    "shakespeare": Shakespeare,
+    "speeches": Speeches,
+    "smartwatch": Smartwatch,
     "synthetic": Synthetic,
+    "folder": Folder,
+    "huggingface": FromHub,
 }
 registry.table("data", DATASETS, Source)

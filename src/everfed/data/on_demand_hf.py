@@ -33,14 +33,14 @@ class HuggingFace:
     @classmethod
     def by_column(cls, table: Any, client: str, x: str = "x", y: str = "label") -> HuggingFace:
         """Clients from a column that names them (numbers or texts), in the order of the sorted names."""
-        _check(table, (client, x, y))
+        check_table(table, (client, x, y))
         _, owner = np.unique(np.asarray(table.with_format("numpy")[client][:]), return_inverse=True)
         return cls.by_owner(table, owner, x, y)
 
     @classmethod
     def by_owner(cls, table: Any, owner: Sequence[int] | Ints, x: str = "x", y: str = "label") -> HuggingFace:
         """Clients from a number for each row, such as a split of `SPLITS` assigns."""
-        _check(table, (x, y))
+        check_table(table, (x, y))
         owners = np.asarray(owner)
         if len(owners) != len(table):
             raise InputError(f"{len(owners)} owners were given for {len(table)} rows; give one per row.")
@@ -57,10 +57,10 @@ class HuggingFace:
     def read(self, clients: Ints) -> Samples:
         rows = self.rows[ranges(self.starts[clients], self.starts[clients + 1])]
         found = self.table.with_format("numpy")[rows]
-        return _inputs(found[self.x], self.x), np.asarray(found[self.y])
+        return stacked(found[self.x], self.x), np.asarray(found[self.y])
 
 
-def _inputs(column: Any, name: str) -> npt.NDArray[Any]:
+def stacked(column: Any, name: str) -> npt.NDArray[Any]:
     try:
         x = np.stack([np.asarray(sample) for sample in column])
     except ValueError:
@@ -70,7 +70,7 @@ def _inputs(column: Any, name: str) -> npt.NDArray[Any]:
     return x
 
 
-def _check(table: Any, columns: tuple[str, ...]) -> None:
+def check_table(table: Any, columns: tuple[str, ...]) -> None:
     if not isinstance(table, extra("datasets", "Hugging Face data sets need", "datasets").Dataset):
         raise InputError(
             f"the table is a {type(table).__name__}; give one split as a datasets.Dataset, such as "

@@ -75,19 +75,19 @@ class Parquet:
         wanted, which = np.unique(group, return_inverse=True)
         names = [self.x] if isinstance(self.x, str) else list(self.x)
         path = self._index.paths[number]
-        with _readable(path):
+        with readable(path):
             check_parquet(path, file, [*names, self.y], wanted.tolist())
             table = file.read_row_groups(wanted.tolist(), columns=[*names, self.y])
         # Where the groups that were read begin in what was read.
         begins = np.cumsum([sizes[g] for g in wanted]) - np.array([sizes[g] for g in wanted])
         table = table.take(rows - bounds[group] + begins[which])
-        return self._inputs(table, names), _numbers(table.column(self.y), self.y)
+        return self._inputs(table, names), numbers(table.column(self.y), self.y)
 
     def _inputs(self, table: Any, names: list[str]) -> npt.NDArray[Any]:
         if len(names) == 1:
-            x = _numbers(table.column(names[0]), names[0])
+            x = numbers(table.column(names[0]), names[0])
         else:
-            x = np.stack([_numbers(table.column(name), name) for name in names], axis=1)
+            x = np.stack([numbers(table.column(name), name) for name in names], axis=1)
         if not self.shape:
             return x
         try:
@@ -128,13 +128,13 @@ def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
     whose, file, start, sizes = [], [], [], []
     for number, one in enumerate(paths):
         file_size(one)  # a pipe would wait for ever
-        with _readable(one), parquet.ParquetFile(one) as opened:
+        with readable(one), parquet.ParquetFile(one) as opened:
             known = opened.schema_arrow.names
             missing = [name for name in columns if name not in known]
             if missing:
                 raise InputError(f"'{one}' has no column '{missing[0]}'; it has {some(known, 10)}.")
             for name in columns:
-                _check_numbers(opened.schema_arrow.field(name).type, name)
+                check_numbers(opened.schema_arrow.field(name).type, name)
             owners = _owners(opened, one, client)
         cuts = np.flatnonzero(np.diff(owners)) + 1
         begins = np.concatenate([[0], cuts]).astype(np.int64)[: len(owners)]
@@ -163,12 +163,12 @@ def _owners(opened: Any, path: Path, client: str) -> Ints:
         return np.full(rows, int(folder[1]))
     if client not in opened.schema_arrow.names:
         raise InputError(f"'{path}' has no column '{client}' and is not in a folder such as '{client}=0'.")
-    _check_numbers(opened.schema_arrow.field(client).type, client)
-    return _numbers(opened.read(columns=[client]).column(client), client).astype(np.int64)
+    check_numbers(opened.schema_arrow.field(client).type, client)
+    return numbers(opened.read(columns=[client]).column(client), client).astype(np.int64)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Arrow's errors as refusals."""
     try:
         yield
@@ -176,7 +176,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise InputError(f"'{path}' cannot be read as Parquet: {first_line(error)}.") from error
 
 
-def _check_numbers(kind: Any, name: str) -> None:
+def check_numbers(kind: Any, name: str) -> None:
     """Refuse other columns before they are read: a text that is repeated may be as long as memory."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
@@ -184,7 +184,7 @@ def _check_numbers(kind: Any, name: str) -> None:
         raise InputError(f"the column '{name}' holds {kind}; samples and labels are numbers.")
 
 
-def _numbers(column: Any, name: str) -> npt.NDArray[Any]:
+def numbers(column: Any, name: str) -> npt.NDArray[Any]:
     """A column of numbers [rows], or of lists of equal length [rows, length]."""
     array = column.combine_chunks()
     if array.null_count:

@@ -1,0 +1,132 @@
+"""A data set from the user's own files: NumPy arrays or Parquet files, with a column that names the clients."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.checks import BelowOne, Checked
+from everfed.data.dataset import Dataset
+from everfed.data.fetch import exactly
+from everfed.data.rows import Inputs, Rows, dataset
+from everfed.errors import InputError, unknown
+from everfed.files import RAISE, file_size
+from everfed.machine import check_memory
+
+Task = Annotated[str, ("auto", "classification", "next-token", "multilabel", "regression")]
+
+
+@dataclass(frozen=True)
+class Folder(Checked):
+    """Samples of your own, from a folder (or one file) with NumPy arrays or with Parquet files.
+
+    Arrays: x.npy, or x_NAME.npy for each of several inputs, y.npy and client.npy, or the same names in .npz files; the
+    test set is in test_x.npy, test_y.npy and test_client.npy. Parquet: columns, and files whose names begin with "test"
+    are the test set.
+    path: of the folder or file. client: the array or column that names each row's client, by texts or whole numbers.
+    x, y: the array or column of inputs and of targets. shape: of one sample, if Parquet's lists are to be reshaped.
+    about: further arrays or columns that say something of the clients, the same in all rows of a client.
+    test_part: of each client's rows, at random but always the same, that are the test set if there is none.
+    task: "auto" follows from the targets: whole numbers are classes, and tokens if each row has several; floats are a
+    regression; several booleans a row are labels.
+    """
+
+    path: str = ""
+    client: str = "client"
+    x: str = "x"
+    y: str = "y"
+    shape: tuple[int, ...] = ()
+    about: tuple[str, ...] = ()
+    test_part: BelowOne = 0.2
+    task: Task = "auto"
+
+    def load(self) -> Dataset:
+        train, test = self.rows()
+        return dataset(Path(self.path).stem, train, test, self.test_part, task=self.task)
+
+    def rows(self) -> tuple[Rows, Rows | None]:
+        """Those of the training set, and of the test set if the folder has one."""
+        place = Path(self.path)
+        if not self.path or not place.exists():
+            raise InputError(
+                f"data.path is '{self.path}', which is not there; give a folder with .npy or .parquet files."
+            )
+        files = [place] if place.is_file() else sorted(place.iterdir())
+        tables = [path for path in files if path.suffix == ".parquet"]
+        if tables:
+            from everfed.data.folder_tables import read_tables  # takes a while to import
+
+            return read_tables(tables, self.x, self.y, self.client, self.about, self.shape)
+        arrays = _Arrays([path for path in files if path.suffix in (".npy", ".npz")], place)
+        test = self._from_arrays(arrays, "test_") if any(name.startswith("test_") for name in arrays.places) else None
+        return self._from_arrays(arrays, ""), test
+
+    def _from_arrays(self, arrays: _Arrays, prefix: str) -> Rows:
+        several = [name for name in arrays.places if name.startswith(f"{prefix}{self.x}_")]
+        x: Inputs
+        if several and f"{prefix}{self.x}" not in arrays.places:
+            x = {name.removeprefix(f"{prefix}{self.x}_"): arrays.read(name) for name in several}
+        else:
+            x = arrays.read(f"{prefix}{self.x}")
+        about = {} if prefix else {name: arrays.read(name) for name in self.about}
+        return Rows(x, arrays.read(f"{prefix}{self.y}"), arrays.read(f"{prefix}{self.client}"), about)
+
+
+class _Arrays:
+    """Arrays by name, in .npy files and in .npz files."""
+
+    def __init__(self, paths: list[Path], place: Path) -> None:
+        self.places: dict[str, tuple[Path, str]] = {}  # the file, and the member if it is an .npz
+        for path in paths:
+            if path.suffix == ".npy":
+                self.places[path.stem] = path, ""
+            else:
+                file_size(path)
+                with _refused(path), zipfile.ZipFile(path) as stored:
+                    for member in stored.namelist():
+                        self.places[member.removesuffix(".npy")] = path, member
+        if not self.places:
+            raise InputError(f"'{place}' has no .npy, .npz or .parquet files.")
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        if name not in self.places:
+            raise InputError(unknown("array", name, self.places))
+        path, member = self.places[name]
+        file_size(path)
+        with _refused(path), open(path, "rb") as file:
+            if not member:
+                return _array(file, f"{path}")
+            with zipfile.ZipFile(file) as stored, stored.open(member) as inner:
+                return _array(inner, f"{path}:{name}")
+
+
+def _array(file: IO[bytes], what: str) -> npt.NDArray[Any]:
+    """An .npy file, whose size is known before memory is taken for it; objects, which are pickles, are refused."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    if dtype.hasobject:
+        raise InputError(f"{what} holds Python objects, which are not read; save numbers or texts.")
+    size = math.prod(shape) * dtype.itemsize
+    check_memory(f"reading {what}", 2 * size, RAISE, part=0.5)
+    flat = np.frombuffer(exactly(file, size, what), dtype)
+    return flat.reshape(shape, order="F" if by_columns else "C")
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """What is wrong with a file, as a refusal."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise InputError(f"'{path}' cannot be read as an array of NumPy: {error}.") from error

@@ -1,0 +1,100 @@
+"""A data set of Hugging Face with a column that names the clients (extra `datasets`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from everfed.checks import BelowOne, Checked, Count
+from everfed.data.dataset import Dataset
+from everfed.data.folder import Task
+from everfed.data.on_demand_hf import check_table, stacked
+from everfed.data.rows import Array, Rows, dataset, named, of_clients
+from everfed.data.text import Writer, next_character
+from everfed.errors import InputError, extra, first_line
+from everfed.files import RAISE
+from everfed.machine import check_memory
+
+
+@dataclass(frozen=True)
+class FromHub(Checked):
+    """A data set of the Hugging Face Hub, or one on this disk, with clients from a column.
+
+    name: on the Hub, such as "flwrlabs/femnist"; or a folder that `save_to_disk` wrote, or of data files.
+    client: the column that names each row's client. x and y: the columns of inputs and of targets. If x is a text and y
+    is empty, each client's texts are cut into windows of `length` characters, as for Shakespeare.
+    split: the rows to train on. test_split: those of the test set; empty: test_part of each client's rows, at random
+    but always the same (of windows of text the last).
+    about: further columns that say something of the clients, the same in all rows of a client.
+    """
+
+    name: str = ""
+    client: str = "client"
+    x: str = "x"
+    y: str = "label"
+    split: str = "train"
+    test_split: str = ""
+    test_part: BelowOne = 0.2
+    about: tuple[str, ...] = ()
+    length: Count = 80
+    least: Count = 1
+    task: Task = "auto"
+
+    def load(self) -> Dataset:
+        if not self.name:
+            raise InputError("data.name is empty; name a data set of the Hugging Face Hub, or a folder that holds one.")
+        table = self._table(self.split)
+        check_table(table, (self.client, self.x, *([self.y] if self.y else []), *self.about))
+        if not self.y:
+            return self._texts(table)
+        test = self._rows(self._table(self.test_split)) if self.test_split else None
+        classes = getattr(table.features[self.y], "num_classes", 0)
+        return dataset(self.name, self._rows(table), test, self.test_part, classes, self.task)
+
+    def _table(self, split: str) -> Any:
+        datasets = extra("datasets", "Hugging Face data sets need", "datasets")
+        place = Path(self.name)
+        try:
+            if (place / "dataset_dict.json").exists() or (place / "state.json").exists():
+                found = datasets.load_from_disk(self.name)
+                return found[split] if isinstance(found, dict) else found
+            return datasets.load_dataset(self.name, split=split)
+        except KeyError:
+            raise InputError(f"'{self.name}' has no split '{split}'; it has {', '.join(found)}.") from None
+        except Exception as error:  # whatever the network, the Hub or a file does
+            raise InputError(f"the data set '{self.name}' cannot be loaded: {first_line(error)}.") from error
+
+    def _rows(self, table: Any) -> Rows:
+        check_table(table, (self.client, self.x, self.y))
+        if len(table):
+            one = np.asarray(table[0][self.x]).nbytes
+            check_memory(f"reading {len(table):,} rows of '{self.name}'", 2 * one * len(table), RAISE, part=0.5)
+        found = table.select_columns([self.x, self.y]).with_format("numpy")[:]
+        about = {key: column(table, key) for key in self.about if key in table.column_names}
+        return Rows(stacked(found[self.x], self.x), np.asarray(found[self.y]), column(table, self.client), about)
+
+    def _texts(self, table: Any) -> Dataset:
+        if self.test_split:
+            raise InputError("test_split does not go with windows of text; leave it empty and set test_part.")
+        texts = table[self.x][:]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"the column '{self.x}' is not a text, so data.y must name the column of targets.")
+        owner, names = named(column(table, self.client), f"the column '{self.client}'")
+        said: list[list[str]] = [[] for _ in names]
+        for number, text in zip(owner.tolist(), texts, strict=True):
+            said[number].append(text)
+        about = {key: of_clients(key, column(table, key), owner, names) for key in self.about}
+        writers = [
+            Writer(name, "\n".join(said[i]), {key: values[i] for key, values in about.items()})
+            for i, name in enumerate(names)
+        ]
+        return next_character(self.name, writers, self.length, self.least, self.test_part)
+
+
+def column(table: Any, name: str) -> Array:
+    """A column of numbers, or of texts as objects."""
+    values = table[name][:]
+    return np.array(values, object if any(isinstance(value, str) for value in values) else None)

@@ -1,0 +1,135 @@
+"""A data set from rows that name their client: the last step of the sources `folder` and `huggingface`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from everfed.arrays import Bools, Ints
+from everfed.data.dataset import Dataset
+from everfed.data.owners import Owners
+from everfed.errors import InputError, shown
+from everfed.random import Purpose, permutation
+
+Array = npt.NDArray[Any]
+Inputs = Array | dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples with their targets and the names of their clients, row by row."""
+
+    x: Inputs
+    y: Array
+    client: Array
+    about: Mapping[str, Array] = field(default_factory=dict)  # columns that say something of the client
+
+    def check(self, what: str) -> Rows:
+        """Itself, if all columns have the same length."""
+        lengths = {"client": len(self.client), "y": len(self.y), **{k: len(v) for k, v in self.about.items()}}
+        lengths |= {f"x_{k}": len(v) for k, v in self.x.items()} if isinstance(self.x, dict) else {"x": len(self.x)}
+        for name, length in lengths.items():
+            if length != len(self.client):
+                raise InputError(
+                    f"{what} has {length:,} rows in {name} and {len(self.client):,} in client; all must have the same."
+                )
+        return self
+
+    def some(self, rows: Ints | Bools) -> Rows:
+        x = {k: v[rows] for k, v in self.x.items()} if isinstance(self.x, dict) else self.x[rows]
+        return Rows(x, self.y[rows], self.client[rows], {k: v[rows] for k, v in self.about.items()})
+
+
+def dataset(
+    name: str, train: Rows, test: Rows | None, test_part: float, classes: int = 0, task: str = "auto"
+) -> Dataset:
+    """The data set of these rows, its clients in the sorted order of their names.
+
+    test: rows of a test set, also of clients without training rows, whose rows are nobody's. None: a fixed random part
+    of each client's rows, of which at least one stays for training. classes: 0 if it follows from the targets.
+    """
+    train.check("the training set")
+    if not len(train.client):
+        raise InputError(f"{name} has no training rows.")
+    owner, names = named(train.client, "the column of clients")
+    columns = {key: of_clients(key, values, owner, names) for key, values in train.about.items()}
+    if test is None:
+        held = _held_out(owner, test_part)
+        train, test, test_owner, owner = train.some(~held), train.some(held), owner[held], owner[~held]
+    else:
+        numbers, known = named(test.check("the test set").client, "the column of clients of the test set")
+        places = {known_name: i for i, known_name in enumerate(names)}
+        test_owner = np.array([places.get(one, -1) for one in known], np.int64)[numbers]
+    found = _kind(train.y) if task == "auto" else task
+    return Dataset(
+        name,
+        train.x,
+        train.y,
+        test.x,
+        test.y,
+        classes or _classes(found, train, test),
+        task=found,
+        owners=Owners(owner, test_owner, names, columns),
+    )
+
+
+def named(values: Any, what: str) -> tuple[Ints, tuple[str, ...]]:
+    """Clients from a column that names them (numbers or texts): each row's client, and the names in sorted order."""
+    array = np.asarray(values)
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        numbers, rows = np.unique(array, return_inverse=True)
+        return rows.reshape(-1).astype(np.int64), tuple(map(str, numbers.tolist()))
+    texts = array.tolist() if array.ndim == 1 and array.dtype.kind in "UO" else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise InputError(f"{what} must name a client in each row, by a text or a whole number; got {shown(values)}.")
+    # Not by np.unique, which makes all texts as long as the longest.
+    names = sorted(set(texts))
+    place = {name: i for i, name in enumerate(names)}
+    return np.array([place[text] for text in texts], np.int64), tuple(names)
+
+
+def _held_out(owner: Ints, part: float) -> Bools:
+    """[rows] True for the part of each client's rows that is the test set: at random, but always the same."""
+    shuffled = permutation(len(owner), seed=0, purpose=Purpose.PARTITION)
+    held = np.zeros(len(owner), np.bool_)
+    by_client = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    for rows in np.split(by_client, np.cumsum(np.bincount(owner))[:-1]):
+        held[rows[: min(len(rows) - 1, round(part * len(rows)))]] = True
+    return held
+
+
+def of_clients(key: str, values: Array, owner: Ints, names: tuple[str, ...]) -> tuple[str | float, ...]:
+    """One value per client of a column in which all rows of a client say the same."""
+    first = np.full(len(names), -1, np.int64)
+    first[owner[::-1]] = np.arange(len(owner))[::-1]
+    differ = np.flatnonzero(values != values[first][owner])
+    if len(differ):
+        raise InputError(
+            f"the column '{key}' differs within the client '{names[owner[differ[0]]]}'; only what is the same in all "
+            "rows of a client can be said of it."
+        )
+    return tuple(str(value) if isinstance(value, str) else float(value) for value in values[first].tolist())
+
+
+def _kind(y: Array) -> str:
+    """The task that targets of this kind stand for."""
+    if y.dtype.kind == "f":
+        return "regression"
+    if y.ndim > 1:
+        return "multilabel" if y.dtype.kind == "b" else "next-token"
+    return "classification"
+
+
+def _classes(task: str, train: Rows, test: Rows) -> int:
+    if task == "regression":
+        return 0
+    if task == "multilabel":
+        return int(train.y.shape[-1])
+    counted = [train.y, test.y]
+    if task == "next-token" and not isinstance(train.x, dict):
+        counted += [train.x, test.x]  # type: ignore[list-item]
+    return 1 + max(int(values.max()) for values in counted if values.size)
