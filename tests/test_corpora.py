@@ -15,9 +15,9 @@ from everfed.data import corpora, packages
 from everfed.data.corpora import Shakespeare, Speeches, presidents
 from everfed.data.packages import Archive
 from everfed.data.plays import roles
+from everfed.data.targets import IGNORED
 from everfed.data.text import (
     ALPHABET,
-    IGNORED,
     OTHER,
     PADDING,
     VOCABULARY,

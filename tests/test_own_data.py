@@ -113,12 +113,14 @@ def test_several_inputs_are_named_by_their_files(table, tmp_path):
         (np.linspace(0, 1, 30, dtype=np.float32), "regression", 0),
         (np.arange(90).reshape(30, 3) % 2 == 0, "multilabel", 3),
         (np.arange(90).reshape(30, 3) % 7, "next-token", 9),
+        (np.arange(90, dtype=np.uint8).reshape(30, 3) % 7, "next-token", 9),
     ],
 )
 def test_the_task_follows_from_the_targets(table, tmp_path, y, task, classes):
-    x = np.arange(90).reshape(30, 3) % 9 if task == "next-token" else table["x"]
+    x = np.arange(90, dtype=y.dtype).reshape(30, 3) % 9 if task == "next-token" else table["x"]
     data = Folder(path=write_arrays(tmp_path, table | {"x": x, "y": y})).load()
     assert (data.task, data.classes) == (task, classes)
+    assert data.x.dtype == (np.int64 if task == "next-token" else np.float32)  # bytes are tokens here, not pixels
 
 
 def test_lists_in_parquet_are_reshaped(table, tmp_path):

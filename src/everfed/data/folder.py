@@ -13,15 +13,17 @@ from typing import IO, Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
+from everfed.arrays import Inputs
 from everfed.checks import BelowOne, Checked
 from everfed.data.dataset import Dataset
 from everfed.data.fetch import exactly
-from everfed.data.rows import Inputs, Rows, dataset
+from everfed.data.rows import Rows, dataset
+from everfed.data.targets import AUTO, TASKS
 from everfed.errors import InputError, unknown
 from everfed.files import RAISE, file_size
 from everfed.machine import check_memory
 
-Task = Annotated[str, ("auto", "classification", "next-token", "multilabel", "regression")]
+Task = Annotated[str, (AUTO, *TASKS)]
 
 
 @dataclass(frozen=True)

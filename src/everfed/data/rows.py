@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everfed.arrays import Bools, Ints
+from everfed.arrays import Bools, Inputs, Ints, each, parts, taken
 from everfed.data.dataset import Dataset
 from everfed.data.owners import Owners
+from everfed.data.plain import labels
+from everfed.data.targets import AUTO, NEXT_TOKEN, classes_in, task_of
 from everfed.errors import InputError, shown
 from everfed.random import Purpose, permutation
 
 Array = npt.NDArray[Any]
-Inputs = Array | dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Rows:
     def check(self, what: str) -> Rows:
         """Itself, if all columns have the same length."""
         lengths = {"client": len(self.client), "y": len(self.y), **{k: len(v) for k, v in self.about.items()}}
-        lengths |= {f"x_{k}": len(v) for k, v in self.x.items()} if isinstance(self.x, dict) else {"x": len(self.x)}
+        lengths |= {f"x_{name}".rstrip("_"): len(part) for name, part in parts(self.x).items()}
         for name, length in lengths.items():
             if length != len(self.client):
                 raise InputError(
@@ -40,13 +41,10 @@ class Rows:
         return self
 
     def some(self, rows: Ints | Bools) -> Rows:
-        x = {k: v[rows] for k, v in self.x.items()} if isinstance(self.x, dict) else self.x[rows]
-        return Rows(x, self.y[rows], self.client[rows], {k: v[rows] for k, v in self.about.items()})
+        return Rows(taken(self.x, rows), self.y[rows], self.client[rows], {k: v[rows] for k, v in self.about.items()})
 
 
-def dataset(
-    name: str, train: Rows, test: Rows | None, test_part: float, classes: int = 0, task: str = "auto"
-) -> Dataset:
+def dataset(name: str, train: Rows, test: Rows | None, test_part: float, classes: int = 0, task: str = AUTO) -> Dataset:
     """The data set of these rows, its clients in the sorted order of their names.
 
     test: rows of a test set, also of clients without training rows, whose rows are nobody's. None: a fixed random part
@@ -64,17 +62,17 @@ def dataset(
         numbers, known = named(test.check("the test set").client, "the column of clients of the test set")
         places = {known_name: i for i, known_name in enumerate(names)}
         test_owner = np.array([places.get(one, -1) for one in known], np.int64)[numbers]
-    found = _kind(train.y) if task == "auto" else task
-    return Dataset(
-        name,
-        train.x,
-        train.y,
-        test.x,
-        test.y,
-        classes or _classes(found, train, test),
-        task=found,
-        owners=Owners(owner, test_owner, names, columns),
-    )
+    y, test_y = labels(train.y, "the training set"), labels(test.y, "the test set")
+    x, test_x = train.x, test.x
+    if task == AUTO:
+        task = task_of(y, int(y.dtype.kind != "f"))
+    if task == NEXT_TOKEN:  # bytes are tokens then, and not pixels
+        x, test_x = (each(lambda part: part.astype(np.int64), inputs) for inputs in (x, test_x))
+    if not classes:
+        read = [*parts(x).values(), *parts(test_x).values()] if task == NEXT_TOKEN else []
+        classes = classes_in(y, test_y, *read, task=task)
+    owners = Owners(owner, test_owner, names, columns)
+    return Dataset(name, x, y, test_x, test_y, classes, task=task, owners=owners)
 
 
 def named(values: Any, what: str) -> tuple[Ints, tuple[str, ...]]:
@@ -113,23 +111,3 @@ def of_clients(key: str, values: Array, owner: Ints, names: tuple[str, ...]) -> 
             "rows of a client can be said of it."
         )
     return tuple(str(value) if isinstance(value, str) else float(value) for value in values[first].tolist())
-
-
-def _kind(y: Array) -> str:
-    """The task that targets of this kind stand for."""
-    if y.dtype.kind == "f":
-        return "regression"
-    if y.ndim > 1:
-        return "multilabel" if y.dtype.kind == "b" else "next-token"
-    return "classification"
-
-
-def _classes(task: str, train: Rows, test: Rows) -> int:
-    if task == "regression":
-        return 0
-    if task == "multilabel":
-        return int(train.y.shape[-1])
-    counted = [train.y, test.y]
-    if task == "next-token" and not isinstance(train.x, dict):
-        counted += [train.x, test.x]  # type: ignore[list-item]
-    return 1 + max(int(values.max()) for values in counted if values.size)

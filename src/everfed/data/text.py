@@ -15,12 +15,12 @@ import numpy as np
 from everfed.arrays import Ints
 from everfed.data.dataset import Dataset
 from everfed.data.owners import Owners
+from everfed.data.targets import IGNORED, NEXT_TOKEN
 from everfed.errors import InputError
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 PADDING, OTHER = 0, 1
 VOCABULARY = len(ALPHABET) + 2
-IGNORED = -100  # the target of padding
 
 _TOKENS = np.full(128, OTHER, np.int64)
 _TOKENS[[ord(character) for character in ALPHABET]] = np.arange(2, VOCABULARY)
@@ -86,7 +86,7 @@ def next_character(name: str, writers: Iterable[Writer], length: int, least: int
     (x, y, owner), (test_x, test_y, test_owner) = _joined(train), _joined(test)
     columns = {key: tuple(writer.about[key] for writer in kept) for key in kept[0].about}
     owners = Owners(owner, test_owner, tuple(writer.name for writer in kept), columns)
-    return Dataset(name, x, y, test_x, test_y, VOCABULARY, task="next-token", owners=owners)
+    return Dataset(name, x, y, test_x, test_y, VOCABULARY, task=NEXT_TOKEN, owners=owners)
 
 
 def _joined(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
