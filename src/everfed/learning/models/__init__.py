@@ -144,4 +144,3 @@ def check(module: nn.Module) -> None:
     odd = {p.dtype for p in parameters} - {torch.float32}
     if odd:
         raise InputError(f"the model has parameters of {odd.pop()}; everfed trains float32 models: call model.float().")
-

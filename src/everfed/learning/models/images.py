@@ -109,7 +109,7 @@ class MobileNet(Checked):
     groups: Count = 8
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        channels, _, _ = image(shape, "mobilenet-gn", least=8)
+        channels, _, _ = image(shape, "mobilenet-gn", least=16)
         stem, last = self._scaled(32), self._scaled(1280)
         return nn.Sequential(
             normed(nn.Conv2d(channels, stem, 3, padding=1, bias=False), self.groups),

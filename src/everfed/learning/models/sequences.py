@@ -55,7 +55,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.drop(self.out(self._attend(self.norm(x))))
-        return x + self.drop(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+        further: Tensor = self.drop(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+        return x + further
 
     def _attend(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [3, batch, heads, length, -1]
