@@ -1,4 +1,4 @@
-"""How much faster the batched trainer is than one client at a time, on the digits models.
+"""How much faster the batched trainer is than one client at a time, on digits, motion and text.
 
 Both trainers run the same rounds in one process, alternating, so that the ratio is fair whatever
 else the machine does. Run: python benchmarks/trainers.py [--repeats 7]
@@ -12,15 +12,42 @@ import time
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 import everfed as ef
 
+# Of models that digits are nothing for: samples of the shape of UCI HAR and of LEAF's Shakespeare, of random numbers.
+MADE_UP = {"har-cnn": ((9, 128), 6), "char-lstm": ((80,), 80), "char-gpt": ((80,), 80)}
 
-def simulation(model: str, clients: int, trainer: str) -> ef.Run:
-    data = ef.load("digits").partition(clients, "iid")
+
+class NextCharacter(nn.Module):
+    """A model of text as a classifier: 80 characters in, the scores of the next one out."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.inner = ef.build(model, *MADE_UP[model])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.long())[:, -1]
+
+
+def made_up(model: str, clients: int) -> ef.FederatedData:
+    chance = np.random.default_rng(0)
+    shape, classes = MADE_UP[model]
+
+    def samples() -> tuple[np.ndarray, np.ndarray]:
+        x = chance.integers(0, classes, (20, *shape)) if model.startswith("char") else chance.normal(size=(20, *shape))
+        return x.astype(np.float32), np.arange(20) * classes // 20
+
+    return ef.from_arrays([samples() for _ in range(clients)], test=samples())
+
+
+def simulation(model: str, clients: int, trainer: str, steps: int) -> ef.Run:
+    data = made_up(model, clients) if model in MADE_UP else ef.load("digits").partition(clients, "iid")
+    made = NextCharacter(model) if model.startswith("char") else model
     fleet = ef.Fleet.from_cycles(np.ones(clients, int))
-    settings = {"rounds": 1000, "batch_size": 10, "client": ef.SGD(0.1), "device": "cpu"}
-    return ef.start(model, data, fleet, "fedavg", trainer=trainer, **settings)
+    settings = {"rounds": 1000, "local_steps": steps, "batch_size": 10, "client": ef.SGD(0.1), "device": "cpu"}
+    return ef.start(made, data, fleet, "fedavg", trainer=trainer, **settings)
 
 
 def milliseconds(run: ef.Run, round: int) -> float:
@@ -35,13 +62,18 @@ def milliseconds(run: ef.Run, round: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; median of {repeats} rounds, 5 local steps\n")
+    parser.add_argument("--models", nargs="+", default=["mlp", "small-cnn", *MADE_UP])
+    parser.add_argument("--steps", type=int, default=5)
+    arguments = parser.parse_args()
+    repeats, steps = arguments.repeats, arguments.steps
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads; median of {repeats} rounds of {steps} steps\n"
+    )
     print("| model | participants | one by one, ms | batched, ms | ratio |")
     print("|---|---|---|---|---|")
-    for model in ("mlp", "small-cnn"):
-        for clients in (10, 40, 400):
-            slow, fast = (simulation(model, clients, trainer) for trainer in ("one-by-one", "batched"))
+    for model in arguments.models:
+        for clients in (40,) if model in MADE_UP else (10, 40, 400):
+            slow, fast = (simulation(model, clients, trainer, steps) for trainer in ("one-by-one", "batched"))
             milliseconds(fast, 0)  # warm up: the first call allocates
             times = [(milliseconds(slow, r), milliseconds(fast, r)) for r in range(repeats)]
             one, many = (statistics.median(column) for column in zip(*times, strict=True))

@@ -68,7 +68,7 @@ class Segment:
         view.copy_(y.detach().reshape(view.shape))
 
     def _run(self, parts: dict[str, Tensor], x: Tensor, client: Tensor, iteration: Tensor) -> Tensor:
-        with counted_dropout(step=iteration, client=client, seed=self.seed, calls=self.call):
+        with counted_dropout(step=iteration, client=client, seed=self.seed, calls=self.call, under_vmap=True):
             # A copy, since a layer that works in place may be the first to get it.
             return functional_call(self.module, parts, (x.clone(),))  # type: ignore[no-any-return]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from everfed.arrays import Inputs, Ints
@@ -17,6 +17,7 @@ from everfed.errors import InputError, first_line, warn
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
+from everfed.learning.layout import copied
 from everfed.learning.objectives import per_client
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
@@ -36,11 +37,11 @@ class Batched:
     def __init__(self, task: Task, reason: str = "") -> None:
         """reason: why the task has no faster trainer."""
         self.task, self.reason = task, reason
-        self.module = task.module.train()
+        self.module = copied(task.module).train()  # vmap leaves tensors of its own in recurrent layers
         device = task.data.device
         empty = task.optimizer.init(0, task.layout.size, device)
         self.states = ClientRows(empty, len(task.data.sizes), device, task.state_place)
-        self.bytes_per_client, self.drops = _trial(task)
+        self.bytes_per_client, self.replaces = _trial(task, self.module)
         self.chunk = max(1, budget(task) // self.bytes_per_client)
 
     @property
@@ -121,9 +122,9 @@ class Batched:
     def _forward(self, row: Tensor, x: Inputs, client: Tensor, iteration: int) -> Tensor:
         """One client's outputs (under vmap)."""
         weights = self.task.layout.unflatten(row)
-        if not self.drops:
+        if not self.replaces:
             return outputs_of(self.module, x, weights)
-        with counted_dropout(self.task.seed, client, iteration):
+        with counted_dropout(self.task.seed, client, iteration, under_vmap=True):
             return outputs_of(self.module, x, weights)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -133,13 +134,14 @@ class Batched:
         self.states.load_state_dict(state)
 
 
-def _trial(task: Task) -> tuple[int, bool]:
-    """(bytes one client's round needs, whether the model uses dropout), from one forward pass.
+def _trial(task: Task, module: nn.Module) -> tuple[int, bool]:
+    """(bytes one client's round needs, whether `counted_dropout` replaces anything), from one forward pass.
 
-    Activations are measured, not guessed, by counting what autograd saves. Catching torch's dropout
-    calls slows every operation down a little, so models without any are spared it.
+    Activations are measured, not guessed, by counting what autograd saves, without what all clients share. Catching
+    torch's calls slows every operation down a little, so models without dropout or recurrent layers are spared it.
     """
     saved: dict[int, int] = {}
+    shared = [*(p for p in module.parameters() if not p.requires_grad), *module.buffers()]
 
     def count(tensor: Tensor) -> Tensor:
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -147,9 +149,11 @@ def _trial(task: Task) -> tuple[int, bool]:
 
     data = task.data
     numbers = torch.zeros(task.batch_size, dtype=torch.int64, device=data.device)
-    dropout = counted_dropout(task.seed, numbers[0], 0)
+    dropout = counted_dropout(task.seed, numbers[0], 0, under_vmap=True)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t), dropout:
-        task.loss(outputs_of(task.module, data.inputs(task.batch_size)), data.targets(task.batch_size))
+        task.loss(outputs_of(module, data.inputs(task.batch_size)), data.targets(task.batch_size))
+    for tensor in shared:
+        saved.pop(tensor.untyped_storage().data_ptr(), None)
     state = task.optimizer.init(1, task.layout.size, data.device)
     state_bytes = sum(t.numel() * t.element_size() for t in state.values())
     # The backward pass holds gradients of activations while the saved ones are still there.
@@ -157,4 +161,4 @@ def _trial(task: Task) -> tuple[int, bool]:
     # Few draws are left out: chunks decide the last bits of sums, and stay what they were for earlier runs.
     draws = DRAW_BYTES * task.local_steps * task.batch_size
     size += draws if draws > 1 << 20 else 0
-    return size, dropout.calls > 0
+    return size, dropout.needed

@@ -6,6 +6,8 @@ all parameters of all participants, and per-client optimiser state is gathered b
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -39,3 +41,12 @@ class Layout:
         with torch.no_grad():
             for name, value in self.unflatten(flat).items():
                 parameters[name].copy_(value)
+
+
+def copied(module: nn.Module, device: torch.device | None = None) -> nn.Module:
+    """A copy to train, which shares the frozen parameters: nobody writes into them, and they may be most of the model.
+
+    device: where the copy will be moved, so that only what lies there already can be shared.
+    """
+    frozen = [p for p in module.parameters() if not p.requires_grad and device in (None, p.device)]
+    return copy.deepcopy(module, {id(p): p for p in frozen})

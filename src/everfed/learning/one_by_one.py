@@ -17,8 +17,9 @@ from torch import Tensor
 from everfed.arrays import Ints, taken
 from everfed.errors import InputError
 from everfed.learning.calling import outputs_of
-from everfed.learning.dropout import counted_dropout
+from everfed.learning.dropout import backward, counted_dropout
 from everfed.learning.gradients import adjusted
+from everfed.learning.layout import copied
 from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
 from everfed.learning.task import Check, PlainTrained, Task, Trained
@@ -35,7 +36,7 @@ class OneByOne:
         if task.state_place == "disk" and task.keep_state:
             raise InputError("trainer 'one-by-one' keeps the clients' state in memory; for 'disk' use 'batched'.")
         self.task, self.reason = task, reason
-        self.module = copy.deepcopy(task.module).train()
+        self.module = copied(task.module).train()
         self.states: dict[int, dict[str, Any]] = {}
 
     def explain(self) -> list[str]:
@@ -66,7 +67,7 @@ class OneByOne:
             with counted_dropout(task.seed, who[0], first + step), autocast(task.precision):
                 outputs = outputs_of(module, x)
             loss = task.loss(outputs.float(), y)
-            loss.backward()
+            backward(loss)
             self._adjust(start, client)
             optimizer.step()
             losses.append(loss.detach())

@@ -6,7 +6,6 @@ refused here in one sentence.
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from everfed.data.on_demand import OnDemand
 from everfed.errors import InputError, first_line, shown
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
+from everfed.learning.layout import copied
 from everfed.learning.objectives import check_outputs
 from everfed.learning.task import DeviceData, Loss
 
@@ -186,7 +186,7 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 def _copied(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(module)
+        return copied(module)
     except Exception:  # weights that are computed from others cannot be copied
         return module
 

@@ -5,7 +5,6 @@ A Ray worker needs a trainer but no server, a Flower server no trainer, a local 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 
@@ -24,7 +23,7 @@ from everfed.learning import models, trial
 from everfed.learning.calling import outputs_of
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.gradients import GradientRule
-from everfed.learning.layout import Layout
+from everfed.learning.layout import Layout, copied
 from everfed.learning.objectives import LOSSES
 from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
@@ -142,7 +141,7 @@ def _instance(
 ) -> nn.Module:
     """The initial model: a copy of the user's, or a new one initialised with the seed."""
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        return copied(model, device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, Purpose.INIT))
         if isinstance(model, str) or hasattr(model, "build"):

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import Inputs, Ints, taken
-from everfed.errors import first_line
+from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
-from everfed.learning.dropout import counted_dropout
+from everfed.learning.dropout import backward, counted_dropout
 from everfed.learning.gradients import GradientRule, adjusted
+from everfed.learning.layout import copied
 from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
 from everfed.learning.precision import autocast, set_precision
 from everfed.learning.task import CannotTrainError, Check, Task, Trainer, in_words
@@ -108,6 +109,8 @@ def compare(
             steps = min(task.local_steps, _STEPS)
             task = replace(task, gradients=rules, local_steps=steps, most_at_once=len(clients))
             plain = _plainly(task, params, clients)
+        except InputError:  # which says itself what would be right
+            raise
         except Exception as error:  # the model's own code, which may raise anything; the run will meet it as well
             return Check(who, note=f"it failed ({first_line(error)})")
         task = replace(task, optimizer=plain.optimizer)
@@ -161,7 +164,7 @@ def _copyable(rules: tuple[GradientRule, ...]) -> tuple[tuple[GradientRule, ...]
 
 def _apart(task: Task) -> Task:
     """The task with copies of all that training may change."""
-    module = copy.deepcopy(task.module).train()
+    module = copied(task.module).train()
     return replace(task, module=module, data=copy.copy(task.data), gradients=copy.deepcopy(task.gradients))
 
 
@@ -213,8 +216,9 @@ def _gradient(
     with counted_dropout(task.seed, client, step), autocast(precision):
         outputs = outputs_of(task.module, x)
     loss = task.loss(outputs.float(), y)
-    parts = torch.autograd.grad(loss, trained, allow_unused=True)
-    found = [torch.zeros_like(p) if part is None else part for p, part in zip(trained, parts, strict=True)]
+    task.module.zero_grad()
+    backward(loss)
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
     return torch.cat([part.reshape(-1) for part in found]), loss.detach()
 
 

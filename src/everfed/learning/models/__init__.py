@@ -1,6 +1,6 @@
 """Models by name, and the checks any user's module must pass.
 
-Each model is a small class with `build(sample shape, classes)`, and a row in `MODELS`.
+Each model is a small class with `build(sample shape, outputs)`, and a row in `MODELS`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from torch import nn
 from everfed import registry
 from everfed.checks import Checked, Count
 from everfed.errors import InputError
+from everfed.learning.models.images import MobileNet, ResNet18
+from everfed.learning.models.sequences import CharGpt, CharLstm
+from everfed.learning.models.shapes import image
+from everfed.learning.models.signals import DsCnn, HarCnn
 from everfed.registry import lookup
 
 
 class Model(Protocol):
-    """The protocol of the models in `MODELS`. Fields are options."""
+    """The protocol of the models in `MODELS`. Fields are options.
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    shape: of one sample; (length,) for tokens. outputs: the classes; for tokens the vocabulary, scored per position.
+    """
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A module for samples of this shape, with torch's initial weights."""
         ...
 
@@ -30,8 +37,8 @@ class Model(Protocol):
 class Logistic:
     """Multinomial logistic regression: one linear layer."""
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
 @dataclass(frozen=True)
@@ -40,17 +47,17 @@ class Mlp(Checked):
 
     hidden: Count = 64
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs = math.prod(shape)
-        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, self.hidden), nn.ReLU(), nn.Linear(self.hidden, classes))
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, self.hidden), nn.ReLU(), nn.Linear(self.hidden, outputs))
 
 
 @dataclass(frozen=True)
 class SmallCnn:
     """Two 3x3 convolutions of 16 and 32 channels with pooling, for small images such as digits."""
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        channels, height, width = _image(shape, "small-cnn", least=4)
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        channels, height, width = image(shape, "small-cnn", least=4)
         return nn.Sequential(
             nn.Conv2d(channels, 16, 3, padding=1),
             nn.ReLU(),
@@ -59,7 +66,7 @@ class SmallCnn:
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(32 * (height // 4) * (width // 4), classes),
+            nn.Linear(32 * (height // 4) * (width // 4), outputs),
         )
 
 
@@ -71,8 +78,8 @@ class McMahanCnn:
     normalisation of the original, which has no parameters.
     """
 
-    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        channels, height, width = _image(shape, "mcmahan-cnn", least=4)
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        channels, height, width = image(shape, "mcmahan-cnn", least=4)
         rows, columns = ((n + 1) // 2 for n in ((height + 1) // 2, (width + 1) // 2))
         return nn.Sequential(
             nn.Conv2d(channels, 64, 5, padding=2),
@@ -86,7 +93,7 @@ class McMahanCnn:
             nn.ReLU(),
             nn.Linear(384, 192),
             nn.ReLU(),
-            nn.Linear(192, classes),
+            nn.Linear(192, outputs),
         )
 
 
@@ -95,18 +102,24 @@ MODELS: dict[str, type[Any]] = {
     "mlp": Mlp,
     "small-cnn": SmallCnn,
     "mcmahan-cnn": McMahanCnn,
+    "resnet18-gn": ResNet18,
+    "mobilenet-gn": MobileNet,
+    "ds-cnn": DsCnn,
+    "har-cnn": HarCnn,
+    "char-lstm": CharLstm,
+    "char-gpt": CharGpt,
 }
 registry.table("model", MODELS, Model)
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
+def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn.Module:
     """A model of the table for samples of this shape."""
     model: Model = lookup(MODELS, name, "model")(**options)
-    return model.build(tuple(shape), classes)
+    return model.build(tuple(shape), outputs)
 
 
 def check(module: nn.Module) -> None:
-    """Reject modules that cannot be averaged, or that draw their own random numbers."""
+    """Reject modules that cannot be averaged or trained with other weights."""
     for name, layer in module.named_modules():
         where = f"layer '{name}' ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
         if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -120,11 +133,10 @@ def check(module: nn.Module) -> None:
                 f"{where} keeps running statistics, which scaled updates would corrupt (a variance can turn "
                 "negative); use nn.GroupNorm instead."
             )
-        inner_dropout = isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0
-        if inner_dropout or isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
+        if getattr(layer, "max_norm", None) is not None and isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             raise InputError(
-                f"{where} draws its own random numbers, which would not be repeatable; use nn.Dropout, "
-                "or set the layer's dropout to 0."
+                f"{where} has max_norm, which changes its weights in every forward pass, past the optimiser; "
+                "leave max_norm out."
             )
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
@@ -132,12 +144,3 @@ def check(module: nn.Module) -> None:
     odd = {p.dtype for p in parameters} - {torch.float32}
     if odd:
         raise InputError(f"the model has parameters of {odd.pop()}; everfed trains float32 models: call model.float().")
-
-
-def _image(shape: tuple[int, ...], model: str, least: int) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape[1:]) < least:
-        raise InputError(
-            f"the model '{model}' needs images (channels, height, width) of at least {least}x{least}; "
-            f"the samples have shape {tuple(shape)}. Try 'mlp'."
-        )
-    return shape[0], shape[1], shape[2]

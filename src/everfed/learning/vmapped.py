@@ -1,0 +1,54 @@
+"""Functions of torch that vmap batches wrongly, slowly or not at all, from others that it batches well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from everfed.errors import InputError
+from everfed.learning import recurrent
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """torch.embedding, whose rule forgets what it shall do to the gradient."""
+    if scale_grad_by_freq or sparse or max_norm is not None:
+        raise InputError("vmap ignores scale_grad_by_freq, sparse and max_norm of an embedding")
+    if padding_idx is not None:
+        learned = torch.arange(len(weight), device=weight.device) != padding_idx % len(weight)
+        weight = torch.where(learned[:, None], weight, weight.detach())
+    return torch.embedding(weight, input)
+
+
+def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    found = torch.einsum("...i,oij,...j->...o", first, weight, second)
+    return found if bias is None else found + bias
+
+
+def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
+    across = [d for d in range(direction.ndim) if d != dim]
+    present: Tensor = torch.linalg.vector_norm(direction, dim=across, keepdim=True)
+    return direction * (length / present)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.embedding: _embedding,
+    F.bilinear: _bilinear,
+    torch.bilinear: _bilinear,
+    torch._weight_norm: _weight_norm,
+    torch.lstm_cell: lambda *args: recurrent.cell("lstm", *args),
+    torch.gru_cell: lambda *args: recurrent.cell("gru", *args),
+    torch.rnn_tanh_cell: lambda *args: recurrent.cell("tanh", *args),
+    torch.rnn_relu_cell: lambda *args: recurrent.cell("relu", *args),
+}
