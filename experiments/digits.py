@@ -35,16 +35,15 @@ PRESETS = {
 SEEDS = range(10)
 
 
-def rated(preset: str, jobs: int) -> Tuned:
-    """Rates of one split, from its preset without those it has."""
-    raw = {key: value for key, value in presets.content(preset).items() if key != "methods"}
-    rates, seeds = PRESETS[preset]
-    return tune(raw, {"client.lr": rates}, seeds=seeds, out=OUT / preset / "tune", jobs=jobs)
+def rated(preset: str, rates: list[float], seeds: range, out: Path, jobs: int) -> Tuned:
+    """Rates for a preset, without those it has."""
+    raw = {key: value for key, value in presets.content(preset).items() if key not in ("methods", "tuned_on")}
+    return tune(raw, {"client.lr": rates}, seeds=seeds, out=out / "tune", jobs=jobs)
 
 
-def compared(preset: str, found: Tuned, jobs: int) -> dict[str, Any]:
+def compared(found: Tuned, seeds: range, out: Path, jobs: int) -> dict[str, Any]:
     """The four methods at their rates, on the test set."""
-    runs = sweep.plan_runs(found.content(), {"method": COMPARED}, SEEDS, OUT / preset / "runs")
+    runs = sweep.plan_runs(found.content(), {"method": COMPARED}, seeds, out / "runs")
     stored = sweep.run_all(runs, jobs=jobs)
     labelled = [(run.label, one) for run, one in zip(runs, stored, strict=True)]
     finals = {
@@ -53,7 +52,7 @@ def compared(preset: str, found: Tuned, jobs: int) -> dict[str, Any]:
     return {
         "tuned": found.to_dict(),
         "rates": {method: found.best(method).settings["client.lr"] for method in found.methods},
-        "seeds": list(SEEDS),
+        "seeds": list(seeds),
         "methods": with_measures(summarize(labelled), labelled),
         "differences": differences(labelled, "algorithm1"),
         "accuracies": finals,
@@ -110,8 +109,8 @@ def main() -> None:
     options = parser.parse_args()
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for preset in options.presets:
-        found = rated(preset, options.jobs)
-        results[preset] = {**results.get(preset, {}), **compared(preset, found, options.jobs)}
+        found = rated(preset, *PRESETS[preset], OUT / preset, options.jobs)
+        results[preset] = {**results.get(preset, {}), **compared(found, SEEDS, OUT / preset, options.jobs)}
         if options.repeats:
             one = config.from_dict({**found.content(), "method": "algorithm1"})
             effects = seed_effects(one, options.repeats, out=OUT / preset / "seeds", jobs=options.jobs)

