@@ -31,6 +31,7 @@ from .learning.optim import (
 )
 from .methods import METHODS as METHODS, Method as Method, plan as plan
 from .registry import register as register
+from .run.early_stopping import EarlyStopping as EarlyStopping
 from .run.experiment import Experiment as Experiment
 from .run.history import History as History, RoundRecord as RoundRecord
 from .run.loop import Run as Run
