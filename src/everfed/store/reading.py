@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from everfed.arrays import part_of
 from everfed.energy.fleet import Fleet
@@ -21,6 +22,7 @@ from everfed.run.experiment import Experiment
 from everfed.run.fingerprint import fingerprint
 from everfed.run.history import History, RoundRecord
 from everfed.run.live import Live
+from everfed.run.setup import resolve_device
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints
 from everfed.store.digests import FORMAT, Digests
@@ -36,6 +38,7 @@ from everfed.store.files import (
 )
 from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet
 from everfed.store.lock import is_running
+from everfed.store.rebuild import rebuilt
 from everfed.store.records import whole_records
 
 _SLOW_S = 5.0
@@ -54,6 +57,24 @@ class StoredRun(History):
     @property
     def name(self) -> str:
         return self.path.name
+
+    def trained(self) -> dict[str, Tensor]:
+        """The state_dict of the trained model; an error if the run is not done."""
+        if self.state != "done":
+            raise InputError(
+                f"the run in '{self.path}' is not done ({self.state} after round {len(self.rounds)} of "
+                f"{self.experiment.rounds}); finish it with the command that started it."
+            )
+        return self.params
+
+    def model(self, module: nn.Module | None = None, *, device: str | torch.device = "cpu") -> nn.Module:
+        """The trained model, ready for inference: in eval mode, without gradients.
+
+        module: one like the trained one, if that was an object, of which the folder holds the weights alone; a copy of
+        it is returned. Inputs are samples as the model saw them, images scaled and cropped.
+        """
+        found = rebuilt(self.experiment, self.environment, self.trained(), module)
+        return found.to(resolve_device(device))
 
     def ending(self) -> dict[str, Any]:
         """What early stopping made of a run: whether it ended early, and which model it kept; {} without it."""
