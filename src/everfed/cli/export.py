@@ -9,6 +9,7 @@ import typer
 
 from everfed.cli import options as o
 from everfed.cli.screen import Screen
+from everfed.machine import readable
 from everfed.store import export_model, open_run
 
 
@@ -38,4 +39,4 @@ def export(
     if screen.as_json:
         screen.json({"path": str(path), "bytes": size, "rounds": stored.model_round, "inputs": inputs})
     else:
-        screen.out.print(f"{path} ({size / 1e6:.1f} MB), the model after round {stored.model_round}; inputs: {inputs}")
+        screen.out.print(f"{path} ({readable(size)}), the model after round {stored.model_round}; inputs: {inputs}")
