@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 import everfed as ef
 from everfed.cli.app import app
+from everfed.data.dataset import Dataset
 from everfed.data.held_out import held_out, held_out_of_clients
+from everfed.data.owners import Owners
 from everfed.errors import EverfedWarning, InputError
 from everfed.run import config
 from everfed.run.early_stopping import Course
@@ -166,6 +168,27 @@ def test_hold_outs_are_stratified_by_class_or_by_owner_or_of_whole_owners():
         held_out(y, 3, 0.9, 0, owners=np.zeros(160, np.int64), by="client")
 
 
+def test_natural_clients_give_of_their_samples_or_are_held_out_whole():
+    owners = Owners(np.repeat(np.arange(8), 10), np.arange(16) // 2, tuple("abcdefgh"))
+    x = np.arange(80, dtype=np.float32)[:, None] // 10
+    data = Dataset("own", x, np.arange(80) % 2, x[::5], np.arange(16) % 2, 2, owners=owners)
+    own = replace(SMALL, data=data, model="mlp", early_stopping=replace(WATCH, part=0.25))
+    clients, (held, _) = own.make_parts(own.make_fleet())
+    assert sorted(clients.sizes()) == [7, 7, 7, 8, 8, 8]
+    assert set(held.ravel()) == {clients.x[clients.samples_of(i)[0], 0] for i in range(6)}  # of the fleet's alone
+    whole = replace(own, early_stopping=replace(own.early_stopping, by="client"))
+    clients, (held, _) = whole.make_parts(own.make_fleet())
+    assert clients.sizes().tolist() == [10] * 6
+    assert len(held) == 20
+    assert not set(held.ravel()) & set(clients.x[clients.order].ravel())
+    assert len(clients.test_y) == 16  # the test samples of those held out stay, as nobody's
+    assert sorted(clients.test_owner) == [*([-1] * 4), *np.repeat(range(6), 2)]
+    assert start(whole).setup.watch() is not None
+    many = replace(whole, fleet=CycleFleet(8, (1, 2)))
+    with pytest.raises(InputError, match=r"6.*8|8.*6"):  # those held out are missing
+        many.make_parts(many.make_fleet())
+
+
 def test_split_data_keep_a_sample_of_every_client():
     sizes = (10, 1, 29)
     data = ef.from_arrays([(np.full((n, 2), i), np.arange(n) % 2) for i, n in enumerate(sizes)])
@@ -199,7 +222,7 @@ def test_data_that_cannot_hold_out_are_refused_in_words():
     pairs = [(np.zeros((4, 2)), [0, 1, 0, 1])] * 6
     with pytest.raises(InputError, match="already split"):
         start(replace(SMALL, data=pairs, split=Experiment.split, early_stopping=by_client))
-    targets = [(np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32))] * 6
+    targets = [(np.zeros((4, 2), np.float32), np.arange(4, dtype=np.float32)[:, None])] * 6
     fit = replace(SMALL, data=targets, model=torch.nn.Linear(2, 1))
     assert start(fit).setup.held[1].shape == (5, 1)
     with pytest.raises(InputError, match="'accuracy', which these data do not have"):
@@ -220,12 +243,16 @@ def test_own_metrics_and_their_directions():
 
 
 def test_a_nan_is_no_improvement_and_told_once():
-    def broken(outputs, targets):
-        return math.nan
+    going_on = []
 
-    experiment = replace(SMALL, metrics=(broken,), early_stopping=replace(WATCH, metric="broken", better="higher"))
+    def broken(outputs, targets):
+        return math.nan if going_on else 0.5
+
+    watch = replace(WATCH, metric="broken", better="higher")
+    made = start(replace(SMALL, metrics=(broken,), early_stopping=watch))
+    going_on.append(True)
     with pytest.warns(EverfedWarning, match="is NaN after round 1") as said:
-        found = ef.simulate(experiment)
+        found = made.history(list(made))
     assert sum("NaN" in str(warning.message) for warning in said) == 1
     assert (len(found.rounds), found.model_round) == (2, 2)
     course = Course(WATCH)

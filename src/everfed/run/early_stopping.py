@@ -30,7 +30,9 @@ class EarlyStopping(Checked):
 
     part: BelowOne = 0.0  # of the training samples, or of the natural clients; 0: no validation set
     by: Annotated[str, ("sample", "client")] = "sample"  # client: whole natural clients are held out
-    metric: str = "loss"  # of the validation set: loss, accuracy, worst_group_accuracy or one of the run's further metrics
+    metric: str = (
+        "loss"  # of the validation set: loss, accuracy, worst_group_accuracy or one of the run's further metrics
+    )
     better: Annotated[str, ("auto", "lower", "higher")] = "auto"  # auto: known for all but one's own metrics
     patience: CountOrZero = 0  # evaluations without an improvement after which the run ends; 0: it never does
     keep: Annotated[str, ("best", "last")] = "best"  # the model that the run ends with

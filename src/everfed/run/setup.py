@@ -183,10 +183,15 @@ def _built(model: models.Model, data: FederatedData | OnDemand, device: torch.de
             "torch.nn.Module whose forward has these arguments."
         )
     memory.check_model(model, shape, outputs, device)
-    made = model.build(shape, outputs)
-    if data.task != REGRESSION or len(data.target_shape()) == 1:
+    return built(model, shape, data.classes, data.task, data.target_shape())
+
+
+def built(model: models.Model, shape: tuple[int, ...], classes: int, task: str, target: tuple[int, ...]) -> nn.Module:
+    """A model of the table for samples and targets of these shapes."""
+    made = model.build(shape, classes or math.prod(target))
+    if task != REGRESSION or len(target) == 1:
         return made
-    return nn.Sequential(made, nn.Unflatten(1, data.target_shape()) if data.target_shape() else nn.Flatten(0))
+    return nn.Sequential(made, nn.Unflatten(1, target) if target else nn.Flatten(0))
 
 
 def _warn_of_small_clients(data: FederatedData | OnDemand, batch_size: int) -> None:

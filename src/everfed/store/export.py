@@ -20,12 +20,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from everfed.arrays import Inputs, each, taken
 from everfed.checks import check_file
 from everfed.errors import InputError, extra, first_line, unknown, warn
+from everfed.learning.calling import outputs_of
 from everfed.run.live import Live
 from everfed.store.files import StoreError, commit
 from everfed.store.reading import StoredRun
-from everfed.store.rebuild import Inputs, called, each, made_up
+from everfed.store.rebuild import made_up
 from everfed.versions import package_version
 
 _COMPARED = 8  # samples
@@ -43,8 +45,8 @@ def export_model(
     """Write the trained model of a finished run as .safetensors, .pt2 (torch.export) or .onnx; returns the path.
 
     module: one like the trained one, where the folder holds only the weights of a model that was an object.
-    inputs: at least two samples as the model sees them, to trace and to compare with: a tensor, or a tuple or dict of
-        tensors. None: test samples of the run, or made-up ones where its data were objects or cannot be loaded.
+    inputs: at least two samples as the model sees them, to trace and to compare with: a tensor, or several by name.
+        None: test samples of the run, or made-up ones where its data were objects or cannot be loaded.
     force: overwrite an existing file.
     """
     target = check_file(path)
@@ -70,14 +72,15 @@ def export_model(
 def _about(run: StoredRun) -> dict[str, str]:
     """What a file says of itself, as texts."""
     known = run.environment.get("model", {})
-    shape, classes = known.get("built_for", (None, None))
+    built_for = known.get("built_for", {})
     told = {
         "run": run.name,
         "method": run.experiment.method,
         "rounds": run.model_round,
         "inputs": known.get("inputs"),  # after scaling and cropping, with the batch as first axis
-        "input_shape": shape,
-        "classes": classes,
+        "input_shape": built_for.get("shape"),
+        "task": built_for.get("task"),
+        "classes": built_for.get("classes"),
     }
     return {"everfed": package_version("everfed") or "", **{name: _text(value) for name, value in told.items()}}
 
@@ -121,8 +124,8 @@ def _examples(run: StoredRun) -> Inputs:
         try:
             data = run.experiment.make_data(run.experiment.make_fleet())
             x = data.test_x if len(data.test_y) else data.x  # type: ignore[union-attr]
-            tensors = each(lambda values: torch.from_numpy(values[:_COMPARED].copy()), x)
-            return each(lambda values: data.augment.evaluate(values).contiguous(), tensors)
+            few = each(torch.tensor, taken(x, slice(_COMPARED)))
+            return each(lambda part: data.augment.evaluate(part).contiguous(), few)
         except (OSError, InputError) as error:
             warn(f"the run's data cannot be loaded ({first_line(error)}); the export is compared on made-up inputs.", 3)
     if "model" not in run.environment:
@@ -144,10 +147,10 @@ def _safetensors(run: StoredRun, path: Path, about: dict[str, str]) -> None:
 def _traced(module: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
     """The module's computation, for batches of any size."""
     batch = torch.export.Dim.DYNAMIC
-    args, names = ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
-    shapes: Any = each(lambda value: {0: batch}, names or args)
+    args, named = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+    shapes: Any = {name: {0: batch} for name in named} or ({0: batch},)
     try:
-        return torch.export.export(module, args, names, dynamic_shapes=shapes)
+        return torch.export.export(module, args, named, dynamic_shapes=shapes)
     except Exception as error:  # the user's own module, which may do anything
         raise InputError(
             f"the model cannot be traced by torch.export: {first_line(error)}; export its weights, as .safetensors."
@@ -157,7 +160,7 @@ def _traced(module: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
 def _pt2(module: nn.Module, inputs: Inputs, path: Path, about: dict[str, str]) -> Callable[[Inputs], Tensor]:
     torch.export.save(_traced(module, inputs), path, extra_files={"everfed.json": json.dumps(about)})
     again = torch.export.load(path).module()
-    return lambda given: called(again, given)
+    return lambda given: outputs_of(again, given)
 
 
 def _onnx(module: nn.Module, inputs: Inputs, path: Path, about: dict[str, str]) -> Callable[[Inputs], Tensor]:
@@ -176,8 +179,7 @@ def _onnx(module: nn.Module, inputs: Inputs, path: Path, about: dict[str, str]) 
     evaluator = extra("onnx.reference", "an export to ONNX needs", "onnx").ReferenceEvaluator(str(path))
 
     def run(given: Inputs) -> Tensor:
-        values = given if isinstance(given, tuple) else (given,)
-        named = given if isinstance(given, dict) else dict(zip(evaluator.input_names, values, strict=True))
+        named = given if isinstance(given, dict) else {evaluator.input_names[0]: given}
         return torch.from_numpy(evaluator.run(None, {name: value.numpy() for name, value in named.items()})[0])
 
     return run
@@ -185,9 +187,9 @@ def _onnx(module: nn.Module, inputs: Inputs, path: Path, about: dict[str, str]) 
 
 def _compare(module: nn.Module, read_back: Callable[[Inputs], Tensor], inputs: Inputs, target: Path) -> None:
     """Both on the samples together, and on the first alone, since a batch may have any size."""
-    for given in (inputs, each(lambda value: value[:1], inputs)):
+    for given in (inputs, taken(inputs, slice(1))):
         # Copies, since a model may change its inputs in place.
-        ours = called(module, each(torch.clone, given))
+        ours = outputs_of(module, each(torch.clone, given))
         try:
             theirs = read_back(each(torch.clone, given))
             alike = torch.allclose(ours, theirs, atol=_ABSOLUTE, rtol=_RELATIVE)

@@ -9,29 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from everfed.arrays import Inputs, each
 from everfed.errors import InputError, first_line
-from everfed.learning.models import Model
 from everfed.run.experiment import Experiment
 from everfed.run.live import Live
-from everfed.run.setup import Setup
-
-Inputs = Any  # a tensor; a tuple of tensors, or a dict of them by the names of forward's arguments
-
-
-def each(change: Any, inputs: Any) -> Any:
-    """The same inputs with every one of them changed."""
-    if isinstance(inputs, dict):
-        return {name: change(value) for name, value in inputs.items()}
-    return tuple(change(value) for value in inputs) if isinstance(inputs, tuple | list) else change(inputs)
-
-
-def called(module: Any, inputs: Inputs) -> Tensor:
-    """The module's outputs."""
-    if isinstance(inputs, dict):
-        found: Tensor = module(**inputs)
-    else:
-        found = module(*inputs) if isinstance(inputs, tuple) else module(inputs)
-    return found
+from everfed.run.setup import Setup, built
 
 
 def anatomy(setup: Setup) -> dict[str, Any]:
@@ -40,10 +22,9 @@ def anatomy(setup: Setup) -> dict[str, Any]:
     def described(value: Tensor) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} [{', '.join(map(str, value.shape[1:]))}]"
 
-    return {
-        "built_for": [setup.data.input_shape(), setup.data.classes],
-        "inputs": each(described, setup.samples.inputs(1)),
-    }
+    data = setup.data
+    built_for = {"shape": data.input_shape(), "classes": data.classes, "task": data.task, "target": data.target_shape()}
+    return {"built_for": built_for, "inputs": each(described, setup.samples.inputs(1))}
 
 
 def made_up(described: Any, count: int) -> Inputs:
@@ -57,9 +38,7 @@ def made_up(described: Any, count: int) -> Inputs:
             return torch.rand(size, generator=torch.Generator().manual_seed(0)).to(dtype)
         return torch.ones(size, dtype=dtype) if dtype == torch.bool else torch.zeros(size, dtype=dtype)
 
-    if isinstance(described, Mapping):
-        return {name: made(text) for name, text in described.items()}
-    return made(described) if isinstance(described, str) else tuple(map(made, described))
+    return each(made, described)
 
 
 def rebuilt(
@@ -83,24 +62,19 @@ def _built(experiment: Experiment, environment: Mapping[str, Any]) -> nn.Module:
             "only its weights; pass a module like it: open_run(folder).model(module)."
         )
     if "model" in environment:
-        shape, classes = environment["model"]["built_for"]
-        return _of_kind(model, _tuples(shape), classes)
-    if isinstance(experiment.data, Live):
+        about = environment["model"]["built_for"]
+        shapes = tuple(about["shape"]), tuple(about["target"])
+    elif isinstance(experiment.data, Live):
         raise InputError(
             "the folder is of an older version, which did not note the shape of the samples, and the data were objects "
             "of another process; pass a module like the trained one: open_run(folder).model(module)."
         )
-    try:
-        data = experiment.make_data(experiment.make_fleet())
-    except OSError as error:
-        raise InputError(f"the data that the model was built for cannot be loaded: {first_line(error)}.") from error
-    return _of_kind(model, data.input_shape(), data.classes)
-
-
-def _of_kind(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
+    else:
+        try:
+            data = experiment.make_data(experiment.make_fleet())
+        except OSError as error:
+            raise InputError(f"the data that the model was built for cannot be loaded: {first_line(error)}.") from error
+        about = {"classes": data.classes, "task": data.task}
+        shapes = data.input_shape(), data.target_shape()
     with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and not used
-        return model.build(shape, classes)
-
-
-def _tuples(shape: Any) -> Any:
-    return tuple(map(_tuples, shape)) if isinstance(shape, list) else shape
+        return built(model, shapes[0], about["classes"], about["task"], shapes[1])
