@@ -49,5 +49,5 @@ def pretend_done(folder: Path, experiment: Experiment) -> None:
     records.append(rounds)
     records.close()
     save_model(folder, {"weight": torch.zeros(1)})
-    write_result(folder, rounds[-1], experiment.rounds)
+    write_result(folder, experiment, rounds)
     held.release()

@@ -227,6 +227,26 @@ def test_a_killed_server_goes_on_and_ends_alike(tmp_path, optimizer):
     assert [e.round for e in read(tmp_path)] == list(range(SMALL.rounds))
 
 
+def test_early_stopping_ends_where_a_simulation_does():
+    watched = replace(
+        SMALL,
+        client=ef.SGD(1.5),
+        eval_every=1,
+        early_stopping=ef.EarlyStopping(part=0.2, patience=1),
+        trainer="batched",
+    )
+    expected = ef.simulate(watched)
+    made, records, _ = run(watched)
+    found = made.history(records)
+    assert len(found.rounds) == len(expected.rounds) < SMALL.rounds
+    assert found.model_round == expected.model_round
+    assert found.curve("loss", on="validation")[1] == pytest.approx(
+        expected.curve("loss", on="validation")[1], rel=1e-3
+    )
+    with pytest.raises(InputError, match="early_stopping holds samples out of the experiment's own data"):
+        remote_run(watched, InProcessGrid([]), data=watched.make_data(watched.make_fleet()))
+
+
 def test_coordinated_clients_stay_right_through_a_new_server(tmp_path):
     experiment = SMALL.with_method("wait-for-all")
     grid = InProcessGrid(fleet_of(client_app(experiment), CLIENTS))

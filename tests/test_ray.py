@@ -20,12 +20,13 @@ import torch
 
 from everfed.cli import main
 from everfed.errors import ClusterError, InputError
-from everfed.learning.optim import Adam
+from everfed.learning.optim import SGD, Adam
 from everfed.ray import OnCluster, cluster, connect, sharded, spread, worker
 from everfed.ray.cluster import Cluster, ray
 from everfed.ray.parcel import packed
 from everfed.ray.state import merge_clients, split_clients
 from everfed.run import config
+from everfed.run.early_stopping import EarlyStopping
 from everfed.run.start import start
 from everfed.scheduling.table import POLICIES
 from everfed.server.control import Scaffold
@@ -52,6 +53,21 @@ def test_shares_and_sweeps_give_what_one_process_gives(own_ray, tmp_path):
     (stored,) = sweep.run_all([sweep.Planned(SMALL, {}, tmp_path / "run")], executor=OnCluster(own_ray))
     same_rounds(expected, stored.rounds)
     assert all(torch.equal(alone.params[name], stored.params[name]) for name in alone.params)
+
+
+@needs_ray
+def test_early_stopping_ends_where_one_process_does(own_ray):
+    watched = replace(SMALL, client=SGD(1.5), eval_every=1, early_stopping=EarlyStopping(part=0.2, patience=1))
+    alone = start(watched)
+    expected = alone.history(list(alone))
+    assert len(expected.rounds) < SMALL.rounds
+    with sharded(watched, own_ray, 2) as run:
+        found = run.history(list(run))
+    same_rounds(expected.rounds, found.rounds)
+    assert found.model_round == expected.model_round
+    assert found.curve("loss", on="validation")[1] == pytest.approx(
+        expected.curve("loss", on="validation")[1], rel=1e-3
+    )
 
 
 @needs_ray

@@ -31,6 +31,7 @@ from .learning.optim import (
 )
 from .methods import METHODS as METHODS, Method as Method, plan as plan
 from .registry import register as register
+from .run.early_stopping import EarlyStopping as EarlyStopping
 from .run.experiment import Experiment as Experiment
 from .run.history import History as History, RoundRecord as RoundRecord
 from .run.loop import Run as Run
@@ -59,7 +60,12 @@ from .server.optimizers import (
 )
 from .server.rules import Normalized as Normalized, Sum as Sum, Truncated as Truncated
 from .server.table import SERVER_RULES as SERVER_RULES
-from .store import StoredRun as StoredRun, open_run as open_run, stored_rounds as stored_rounds
+from .store import (
+    StoredRun as StoredRun,
+    export_model as export_model,
+    open_run as open_run,
+    stored_rounds as stored_rounds,
+)
 from .studies.seed_variance import seed_effects as seed_effects
 from .studies.tuning import tune as tune
 from .trainers.choose import TRAINERS as TRAINERS

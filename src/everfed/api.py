@@ -103,7 +103,7 @@ def simulate(
             e = run.experiment
             said = never_trained(run.setup.fleet, e.policy, silent, e.rounds, e.seeds.schedule)
             warn(said)
-    return History(records, run.params)
+    return run.history(records)
 
 
 def sweep(

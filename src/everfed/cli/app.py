@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import typer
 
-from everfed.cli import bound, check, data, fleet, run, runs, sweep, tune
+from everfed.cli import bound, check, data, export, fleet, run, runs, sweep, tune
 from everfed.cli.screen import printable
 from everfed.errors import ClusterError, DivergenceError, InputError, first_line
 from everfed.store import StoreError
 
-_TAKE_FOLDERS = ("runs", "report", "figure", "check")
+_TAKE_FOLDERS = ("runs", "report", "figure", "check", "export")
 
 app = typer.Typer(
     name="everfed",
@@ -32,6 +32,7 @@ app.command("runs")(runs.runs)
 app.command("check")(check.check)
 app.command("report")(runs.make_report)
 app.command("figure")(runs.make_figure)
+app.command("export")(export.export)
 app.add_typer(runs.presets_app, name="presets")
 app.add_typer(data.data_app, name="data")
 app.command("plan")(fleet.plan)

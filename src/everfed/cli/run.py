@@ -136,6 +136,7 @@ def _result(run: StoredRun, seconds: float) -> dict[str, Any]:
         "experiment": config.to_dict(run.experiment),
         "method": run.experiment.method,
         "final": run.final.to_dict() if run.final else None,
+        **run.ending(),
         "participations": run.participations,
         "never_trained": silence(run),
         "energy": run.energy.to_dict(),
@@ -159,6 +160,10 @@ def _table(run: StoredRun, seconds: float) -> Table:
         out.add_row(f"{evaluated_on([run])} loss", f"{final.loss:.4f}")
         for name, value in final.own.items():
             out.add_row(f"{evaluated_on([run])} {name}", f"{value:.4g}")
+    if watched := run.validation:
+        out.add_row(f"validation {e.early_stopping.metric}", f"{watched.value(e.early_stopping.metric):.4g}")
+        early = f", stopped early after {len(run.rounds)}" if len(run.rounds) < e.rounds else ""
+        out.add_row("model of", f"round {run.model_round}{early}")
     out.add_row("participations", f"{run.participations:,}")
     books = (energy.harvested, energy.spent, energy.wasted)
     unit = f", {e.fleet.energy_unit}" if e.fleet.energy_unit != "units" else ""

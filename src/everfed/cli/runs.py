@@ -51,7 +51,7 @@ def runs(
     for line in rows:
         out.add_row(
             line["run"],
-            line["state"],
+            line["state"] + " early" * line.get("stopped_early", False),
             "-" if line["rounds"] is None else f"{line['rounds_done']}/{line['rounds']}",
             _percent(line["accuracy"]),
             _percent(line["worst_group_accuracy"]),
@@ -78,7 +78,7 @@ def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
     if run.final:
         final = run.final.to_dict()
         row |= {name: final[name] for name in ("accuracy", "worst_group_accuracy")} | {"metrics": final.get("own")}
-    return row
+    return row | run.ending()
 
 
 @o.grouped

@@ -163,8 +163,9 @@ def _line(record: RoundRecord, total: int) -> str:
     assert record.metrics
     accuracy = record.metrics.accuracy
     said = f"accuracy {100 * accuracy:.1f} %  " if accuracy is not None else ""
+    held = f"validation loss {record.validation.loss:.4f}  " if record.validation else ""
     return (
-        f"round {record.round + 1}/{total}  {said}loss {record.metrics.loss:.4f}  "
+        f"round {record.round + 1}/{total}  {said}loss {record.metrics.loss:.4f}  {held}"
         f"training {len(record.participants)}  energy spent {record.energy.spent:,.0f}"
     )
 

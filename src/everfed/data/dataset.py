@@ -6,21 +6,21 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Inputs, Ints, taken
 from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
 from everfed.data.federated import FederatedData, checked
+from everfed.data.held_out import STOPPING, held_out
 from everfed.data.on_demand import OnDemand
 from everfed.data.owners import Owners
 from everfed.data.partition import SPLITS, Natural, Split, arrange, check_enough
-from everfed.data.plain import labels, samples
+from everfed.data.plain import Pair, labels, samples
 from everfed.data.targets import AUTO, CLASSIFICATION, as_targets, check_labels, check_targets, task_of
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
-from everfed.random import Purpose, check_seed, permutation
+from everfed.random import check_seed
 from everfed.registry import lookup
 
 
@@ -39,6 +39,10 @@ class CentralDataset(ABC):
         The test set is removed, so tuning cannot depend on it.
         """
         raise InputError(f"{type(self).__name__} data cannot hold samples out for validation; leave validation at 0.")
+
+    def without_part(self, part: float, by: str, seed: int = 0) -> tuple[CentralDataset, Pair]:
+        """The same without a part of the training samples, and that part, for early stopping."""
+        raise InputError(f"{type(self).__name__} data cannot hold samples out for early_stopping; remove it.")
 
     def partition(
         self, clients: int, how: str = "iid", *, fleet: Fleet | None = None, seed: int = 0, **options: Any
@@ -85,23 +89,25 @@ class Dataset(CentralDataset):
         change. A fraction of each client's samples would be very few in a fleet of small clients.
         """
         check_seed(seed)
-        count = round(part * len(self.y))
-        if not 0 < count < len(self.y):
-            raise InputError(f"a part of {part} of {len(self.y)} training samples leaves no samples on one side.")
-        shuffled = permutation(len(self.y), seed, Purpose.VALIDATION)
-        order = shuffled
-        if self._task() == CLASSIFICATION:
-            check_labels(self.y, self.classes, "training")
-            # Ranks within the class, spread evenly over 0 to 1: the lowest have all classes in proportion.
-            place = np.empty(len(self.y))
-            for c in range(self.classes):
-                members = shuffled[self.y[shuffled] == c]
-                place[members] = (np.arange(len(members)) + 0.5) / max(1, len(members))
-            order = shuffled[np.argsort(place[shuffled], kind="stable")]
-        held, kept = np.sort(order[:count]), np.sort(order[count:])
-        x, test_x = taken(self.x, kept), taken(self.x, held)
+        kept, held = self._held_out(part, seed)
         owners = self.owners.held_out(kept, held) if self.owners else None
+        x, test_x = taken(self.x, kept), taken(self.x, held)
         return replace(self, x=x, y=self.y[kept], test_x=test_x, test_y=self.y[held], owners=owners)
+
+    def without_part(self, part: float, by: str, seed: int = 0) -> tuple[Dataset, Pair]:
+        """By sample: as `hold_out`. By client: some natural clients; their test samples stay, as nobody's."""
+        check_seed(seed)
+        known = self.owners.train if self.owners else None
+        kept, held = self._held_out(part, seed, owners=known if by == "client" else None, by=by, stream=STOPPING)
+        owners = self.owners.without(held) if self.owners and by == "client" else None
+        mine = replace(self, x=taken(self.x, kept), y=self.y[kept], owners=owners)
+        return mine, (taken(self.x, held), as_targets(self.y[held], self._task()))
+
+    def _held_out(self, part: float, seed: int, **how: Any) -> tuple[Ints, Ints]:
+        classified = self._task() == CLASSIFICATION
+        if classified:
+            check_labels(self.y, self.classes, "training")
+        return held_out(self.y, self.classes if classified else 0, part, seed, **how)
 
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
         check_seed(seed)

@@ -55,6 +55,13 @@ class Owners:
         """The owners after some training samples have taken the place of the test set."""
         return replace(self, train=self.train[kept], test=self.train[held])
 
+    def without(self, held: Ints) -> Owners:
+        """The owners that none of these training samples belongs to, numbered anew; all test samples stay."""
+        chosen = np.setdiff1d(np.arange(len(self.names)), self.train[held])
+        number = np.full(len(self.names) + 1, -1, np.int64)  # the last one for -1: nobody
+        number[chosen] = np.arange(len(chosen))
+        return replace(self.only(chosen)[0], test=number[self.test])
+
     def only(self, clients: Sequence[int] | Ints) -> tuple[Owners, Ints, Ints]:
         """(the owners of these clients' samples, which training samples those are, which test samples).
 

@@ -63,6 +63,7 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
         own = ("folder", "keys", "set")
         limits = RoundLimits.of({key: value for key, value in settings.items() if key not in own})
         _await_folder(folder, limits.wait_s)
+        summary: dict[str, Any] = {}
         for record, ledger in stored_remote_rounds(chosen, grid, folder, data=data, limits=limits, roster=roster):
             entry = ledger.entries[-1]
             log.info(
@@ -72,12 +73,12 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
             )  # fmt: skip
             summary = ledger.summary()
             write_atomically(folder / "deployment.json", json.dumps(summary, indent=1) + "\n")
-            if record.round + 1 == chosen.rounds:
-                log.info(
-                    "%(lost)d of %(planned)d participations were lost and %(refused)d refused, %(missed)d missed while "
-                    "disconnected; %(bias)s of the weight went to other clients than it should",
-                    {**summary, "bias": f"{summary['bias']:.1%}"},
-                )
+        if summary:
+            log.info(
+                "%(lost)d of %(planned)d participations were lost and %(refused)d refused, %(missed)d missed while "
+                "disconnected; %(bias)s of the weight went to other clients than it should",
+                {**summary, "bias": f"{summary['bias']:.1%}"},
+            )
 
     return app
 
@@ -125,6 +126,8 @@ def remote_run(
     """
     if data is not None and experiment.validation:
         raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
+    if data is not None and experiment.early_stopping.part:
+        raise InputError("early_stopping holds samples out of the experiment's own data, and data are given beside it.")
     setup = Setup(experiment, data)
     server = setup.server(on_divergence="skip")
     refuse_what_is_not_sent(server)

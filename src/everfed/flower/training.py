@@ -36,11 +36,13 @@ class LocalTraining:
         memory: remembers that the trainer was compared with plain autograd, so that a device pays for it once.
         """
         fleet = experiment.make_fleet()
-        if samples is not None and experiment.validation:
-            raise InputError(
-                "validation holds samples out of the experiment's own data set, and this client brings its own; "
-                "leave validation at 0 and give the server a validation set in the test set's place."
-            )
+        held = {"validation": experiment.validation, "early_stopping.part": experiment.early_stopping.part}
+        for key, part in held.items():
+            if samples is not None and part:
+                raise InputError(
+                    f"{key} holds samples out of the experiment's own data set, and this client brings its own; "
+                    f"leave {key} at 0, and give the server a validation set in the test set's place."
+                )
         if samples is None:
             data = alone(experiment.make_data(fleet), client)
         else:

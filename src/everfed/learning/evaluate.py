@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from everfed.arrays import Floats, Inputs, Ints, each
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
+from everfed.data.plain import Pair
 from everfed.data.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
@@ -47,15 +48,18 @@ class Evaluator:
         device: torch.device,
         precision: str = "float32",
         metrics: Sequence[str | Metric] = (),
+        test: Pair | None = None,
     ) -> None:
+        """test: samples and targets to evaluate on; None: the test set of the data."""
         self.module, self.layout, self.loss, self.task = module, layout, loss, data.task
         self.augment, self.precision = data.augment, precision
-        self.x = each(lambda part: own_tensor(part, device), data.test_x)
-        self.y = own_tensor(data.test_y, device)
+        x, y = test or (data.test_x, data.test_y)
+        self.x, self.y = each(lambda part: own_tensor(part, device), x), own_tensor(y, device)
         self.classes = data.classes
         self.metrics = self._chosen(metrics)
         self.groups = {g.label: g.clients for g in fleet.groups()}
-        self.owner, self.clients, self.batch, self.asked = data.test_owner, len(data), _BATCH, tuple(metrics)
+        self.owner = data.test_owner if test is None else None
+        self.clients, self.batch, self.asked = len(data), _BATCH, tuple(metrics)
         if self.owner is not None:
             self.owner_on_device = own_tensor(self.owner, device)
         # Without owners: the labels of each group, and of each client, by which the test set is re-weighted.

@@ -344,7 +344,8 @@ def _default_part(name: str) -> dict[str, Any]:
     default = getattr(Experiment(), name, None)
     if not is_dataclass(default):
         raise InputError(unknown("key", name, [f.name for f in fields(Experiment)]))
-    return to_dict(default)
+    found: dict[str, Any] = plain(default, typing.get_type_hints(Experiment)[name])
+    return found
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -375,6 +376,8 @@ def by_content(experiment: Experiment) -> Experiment:
 
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
     """Dotted keys whose values differ, with both values; files differ by their content."""
-    defaults = {f.name: f.default for f in fields(Experiment) if f.metadata.get("left_out")}
+    hints = typing.get_type_hints(Experiment)
+    later = (f for f in fields(Experiment) if f.metadata.get("left_out"))
+    defaults = flat({f.name: plain(f.default, hints[f.name]) for f in later})
     one, two = (defaults | flat(to_dict(by_content(each))) for each in (a, b))
     return {k: (one.get(k), two.get(k)) for k in dict.fromkeys([*one, *two]) if one.get(k) != two.get(k)}

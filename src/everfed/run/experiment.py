@@ -21,8 +21,10 @@ from everfed.data.augment import AUGMENTS, Augment
 from everfed.data.dataset import CentralDataset, Dataset
 from everfed.data.datasets import DATASETS, Digits, Source
 from everfed.data.federated import FederatedData, from_arrays
+from everfed.data.held_out import held_out_of_clients
 from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, ByEnergy, Natural, Split
+from everfed.data.plain import Pair
 from everfed.data.targets import AUTO, TASKS, classes_in
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
@@ -36,6 +38,7 @@ from everfed.learning.precision import PRECISIONS
 from everfed.learning.rows import Place
 from everfed.learning.task import Loss
 from everfed.methods import METHODS, Method, as_method
+from everfed.run.early_stopping import EarlyStopping
 from everfed.run.fingerprint import fingerprint
 from everfed.run.fleets import FLEETS, CycleFleet, FleetSpec
 from everfed.run.live import Live
@@ -114,6 +117,8 @@ class Experiment(Checked):
     schedule_seed: Seed | None = _later(None)
     # The fraction of the training samples that is held out and evaluated on instead of the test set.
     validation: BelowOne = _later(0.0)
+    # A validation set beside the test set, by which the run keeps its best model and may end early.
+    early_stopping: EarlyStopping = _later(EarlyStopping())
     # What is to be predicted: classification, next-token, multilabel, regression; auto: it follows from the data.
     task: Annotated[str, (AUTO, *TASKS)] = _later(AUTO)
     # A scalar function of (outputs, targets). None: the task's own, cross entropy or squared error.
@@ -132,7 +137,7 @@ class Experiment(Checked):
         super().__post_init__()
         if self.rounds * self.local_steps >= 2**32:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
-        own_metrics(self.metrics, NAMES)
+        self.early_stopping.check(own_metrics(self.metrics, NAMES))
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
 
@@ -215,6 +220,11 @@ class Experiment(Checked):
         return self if fleet is self.fleet and model is self.model else replace(self, fleet=fleet, model=model)
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
+        return self.make_parts(fleet)[0]
+
+    def make_parts(self, fleet: Fleet) -> tuple[FederatedData | OnDemand, Pair | None]:
+        """The clients' data, and what early stopping holds out of them."""
+        part, by, seed = self.early_stopping.part, self.early_stopping.by, self.seeds.split
         if isinstance(self.data, FederatedData | OnDemand):
             if self.validation:
                 raise InputError(
@@ -224,17 +234,20 @@ class Experiment(Checked):
             if self.split != Experiment.split:
                 raise InputError(f"split is {self.split}, but these data are already split over clients; remove it.")
             given: FederatedData | OnDemand = self._with_task(self.data)
-            return given
-        seed = self.seeds.split
+            return held_out_of_clients(given, part, by, seed) if part else (given, None)
         data: Any = self.data if isinstance(self.data, CentralDataset) else self.data.load()  # type: ignore[union-attr]
         data = self._with_task(data)
         if self.validation:
             data = data.hold_out(self.validation, seed)
-        natural = getattr(data, "owners", None) is not None and self.split == Experiment.split
-        split: FederatedData | OnDemand = data.split(
-            Natural() if natural else self.split, len(fleet), fleet=fleet, seed=seed
-        )
-        return split
+        split = self.split
+        if getattr(data, "owners", None) is not None and split == Experiment.split:
+            split = Natural()
+        held = None
+        if part and not (by == "sample" and isinstance(split, Natural)):
+            data, held = data.without_part(part, by, seed)
+        whole = data.split(split, len(fleet), fleet=fleet, seed=seed)
+        # Natural clients that are not of the fleet have no part in it: held out after they are dealt.
+        return held_out_of_clients(whole, part, by, seed) if part and held is None else (whole, held)
 
     def _with_task(self, data: Any) -> Any:
         """The data with the task that is named here."""

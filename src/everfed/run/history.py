@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints
+from everfed.checks import checked
 from everfed.energy.battery import Books
 from everfed.learning.metrics import Metrics
 
@@ -26,6 +27,7 @@ class RoundRecord:
     metrics: Metrics | None  # where evaluated: after the update
     seconds: float
     dropped: tuple[int, ...] = ()  # participants whose update was not finite and was left out
+    validation: Metrics | None = None  # the same on the validation set of early stopping, where there is one
 
     def to_dict(self) -> dict[str, Any]:
         lists = {
@@ -33,8 +35,10 @@ class RoundRecord:
             "scales": self.scales.tolist(),
             "dropped": list(self.dropped),
         }
-        metrics = self.metrics.to_dict() if self.metrics else None
-        return {**vars(self), **lists, "energy": self.energy.to_dict(), "metrics": metrics}
+        found = {**vars(self), **lists, "energy": self.energy.to_dict()}
+        found["metrics"] = self.metrics.to_dict() if self.metrics else None
+        validation = found.pop("validation")
+        return found if validation is None else {**found, "validation": validation.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +47,19 @@ class History:
 
     rounds: list[RoundRecord]
     params: dict[str, Tensor]  # a state_dict
+    # How many rounds that model has seen: all of them, unless early stopping kept the best.
+    model_round: int | None = field(default=None, kw_only=True)
 
     @property
     def final(self) -> Metrics | None:
-        """The last evaluation."""
-        return next((r.metrics for r in reversed(self.rounds) if r.metrics), None)
+        """The last evaluation of the model that the run ended with."""
+        seen = self.rounds[: self.model_round]
+        return next((r.metrics for r in reversed(seen) if r.metrics), None)
+
+    @property
+    def validation(self) -> Metrics | None:
+        """The same on the validation set of early stopping."""
+        return next((r.validation for r in reversed(self.rounds[: self.model_round]) if r.validation), None)
 
     @property
     def energy(self) -> Books:
@@ -57,7 +69,9 @@ class History:
     def participations(self) -> int:
         return sum(len(r.participants) for r in self.rounds)
 
-    def curve(self, metric: str = "accuracy") -> tuple[list[int], list[float]]:
-        """(rounds done, values) of a metric, where it was evaluated."""
-        points = [(r.round + 1, r.metrics.value(metric)) for r in self.rounds if r.metrics]
+    def curve(self, metric: str = "accuracy", on: str = "test") -> tuple[list[int], list[float]]:
+        """(rounds done, values) of a metric, where it was evaluated. on: "test", or "validation" (early stopping)."""
+        checked("on", on, Annotated[str, ("test", "validation")])
+        found = [(r.round + 1, r.metrics if on == "test" else r.validation) for r in self.rounds]
+        points = [(done, metrics.value(metric)) for done, metrics in found if metrics]
         return [x for x, _ in points], [y for _, y in points]

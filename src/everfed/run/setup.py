@@ -17,6 +17,7 @@ from everfed.arrays import each, parts
 from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
+from everfed.data.plain import Pair
 from everfed.data.targets import REGRESSION
 from everfed.errors import InputError, first_line, some, warn
 from everfed.learning import models, trial
@@ -30,6 +31,7 @@ from everfed.learning.streamed import on_device
 from everfed.learning.task import Starts, Task, Trainer
 from everfed.random import Purpose, derive
 from everfed.run import memory
+from everfed.run.early_stopping import Watch
 from everfed.run.experiment import Experiment
 from everfed.run.live import refuse_absent
 from everfed.scheduling.plan import Schedule, check_horizon
@@ -49,7 +51,7 @@ class Setup:
         self.device = resolve_device(experiment.device)
         set_precision(experiment.precision, self.device)
         self.fleet = experiment.make_fleet()
-        self.data = experiment.make_data(self.fleet) if data is None else data
+        self.data, self.held = experiment.make_parts(self.fleet) if data is None else (data, None)
         if len(self.data) != len(self.fleet):
             raise InputError(
                 f"the data have {len(self.data)} clients and the fleet {len(self.fleet)}; they must be the same."
@@ -99,11 +101,20 @@ class Setup:
     def schedule(self) -> Schedule:
         return Schedule(self.fleet, self.experiment.policy, self.experiment.seeds.schedule)
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self, test: Pair | None = None) -> Evaluator:
+        """test: samples and targets to evaluate on; None: the test set."""
         e = self.experiment
         return Evaluator(
-            self.module, self.layout, self.data, self.fleet, self.loss, self.device, e.precision, e.metrics
+            self.module, self.layout, self.data, self.fleet, self.loss, self.device, e.precision, e.metrics, test
         )
+
+    def watch(self) -> Watch | None:
+        """What follows the run on its validation set, if it has one."""
+        if self.held is None:
+            return None
+        with trial.undisturbed(self.device):
+            first = self.layout.flatten(self.module)
+            return Watch(self.experiment.early_stopping, self.evaluator(self.held), first)
 
     def look_ahead(self, waits: bool = False, strict_horizon: bool = False) -> bool:
         """Warn about cut windows and clients that never train; False: the run is too large to look ahead.
@@ -171,10 +182,15 @@ def _built(model: models.Model, data: FederatedData | OnDemand, device: torch.de
             "torch.nn.Module whose forward has these arguments."
         )
     memory.check_model(model, shape, outputs, device)
-    made = model.build(shape, outputs)
-    if data.task != REGRESSION or len(data.target_shape()) == 1:
+    return built(model, shape, data.classes, data.task, data.target_shape())
+
+
+def built(model: models.Model, shape: tuple[int, ...], classes: int, task: str, target: tuple[int, ...]) -> nn.Module:
+    """A model of the table for samples and targets of these shapes."""
+    made = model.build(shape, classes or math.prod(target))
+    if task != REGRESSION or len(target) == 1:
         return made
-    return nn.Sequential(made, nn.Unflatten(1, data.target_shape()) if data.target_shape() else nn.Flatten(0))
+    return nn.Sequential(made, nn.Unflatten(1, target) if target else nn.Flatten(0))
 
 
 def _warn_of_small_clients(data: FederatedData | OnDemand, batch_size: int) -> None:

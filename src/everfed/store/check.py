@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from everfed.errors import InputError
+from everfed.run.early_stopping import course_of
+from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
 from everfed.store.checkpoint import checkpoints, is_damaged, notes_about
 from everfed.store.digests import Digests, write_of_run
@@ -27,6 +29,7 @@ from everfed.store.files import (
 from everfed.store.lock import Place, is_running
 from everfed.store.reading import (
     damaged_traces,
+    is_over,
     model_from_checkpoint,
     open_run,
     read_experiment,
@@ -120,16 +123,16 @@ def _repairs(folder: Path) -> Iterator[str]:
     except (StoreError, InputError):  # told by whoever reads the folder next
         return
     rounds, complete = whole_records(folder)
-    if not complete or len(rounds) != experiment.rounds:
+    if not complete or not is_over(experiment, rounds):
         return
     if not _is_whole(whole_model, folder):
-        model = model_from_checkpoint(folder, experiment)
+        model = model_from_checkpoint(folder, experiment, len(rounds))
         if model is None:  # without it the run is not done
             return
         save_model(folder, model)
         yield "the model was damaged or missing; it was written again, from the last checkpoint."
     if not ended:
-        write_result(folder, rounds[-1], experiment.rounds)
+        write_result(folder, experiment, rounds)
         yield "the result was damaged or missing; it was written again, from the records."
 
 
@@ -179,14 +182,25 @@ def _told(folder: Path) -> dict[str, tuple[int, str]]:
     return {}
 
 
-def write_result(folder: Path, last: RoundRecord, rounds: int) -> None:
-    """The word that a run is done, with the digests of its files."""
-    entries = Digests(folder).entries
-    metrics = last.metrics.to_dict() if last.metrics else None
+def write_result(folder: Path, experiment: Experiment, records: Sequence[RoundRecord]) -> None:
+    """The word that a run is done, with the digests of its files. records: all of them, or only the last one if there
+    is no early stopping."""
+    entries, last, about = Digests(folder).entries, records[-1], {}
+    of_model = last
+    if experiment.early_stopping.part:
+        course = course_of(experiment.early_stopping, records)
+        of_model = records[course.kept(len(records)) - 1]
+        about = {
+            "stopped_early": len(records) < experiment.rounds,
+            "rounds_done": len(records),
+            "model_round": of_model.round + 1,
+            "validation": of_model.validation.to_dict() if of_model.validation else None,
+        }
     result = {
         "state": "done",
-        "rounds": rounds,
-        "metrics": metrics,
+        "rounds": experiment.rounds,
+        **about,
+        "metrics": of_model.metrics.to_dict() if of_model.metrics else None,
         "energy": last.energy.to_dict(),
         "files": {name: listed[-1] for name, listed in entries.items() if listed},
     }

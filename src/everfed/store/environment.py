@@ -14,6 +14,7 @@ import torch
 from everfed.energy.physical import DeviceFleet
 from everfed.run.experiment import Experiment
 from everfed.run.loop import Run
+from everfed.store.rebuild import anatomy
 from everfed.versions import package_version, versions
 
 _PACKAGES = ("everfed", "torch", "numpy", "pyarrow", "safetensors", "scikit-learn")
@@ -36,6 +37,7 @@ def environment(run: Run) -> dict[str, Any]:
         "precision": run.experiment.precision,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "training": run.source.training().to_dict(),
+        "model": anatomy(run.setup),
     }
 
 

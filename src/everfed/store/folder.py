@@ -57,7 +57,7 @@ class RunFolder:
         """Create or reopen the folder; an error if it holds another experiment or is in use.
 
         Returns the experiment as stored: its traces are the copies in the folder. An experiment that differs in having
-        more rounds extends the stored one; one that differs otherwise replaces it if that has not trained yet.
+        more rounds or patience extends the stored one; one that differs otherwise replaces it if that has not trained.
         """
         pinned = experiment.pinned()
         if traces(pinned) and not (self.path / "experiment.toml").exists():
@@ -111,7 +111,7 @@ class RunFolder:
             self.clear()
             _write_experiment(self.path, wanted)
             return read_experiment(self.path)
-        if set(different) == {"rounds"} and wanted.rounds > stored.rounds:
+        if _goes_on(stored, wanted, set(different)):
             _check_extendable(self.path, stored, wanted)
             self.reopen()
             _write_experiment(self.path, wanted)
@@ -245,12 +245,26 @@ def _mend_traces(stored: Experiment, now: Experiment) -> None:
         warn(f"the copied trace '{path}' was damaged or missing; it has been copied again.")
 
 
+def _goes_on(stored: Experiment, wanted: Experiment, different: set[str]) -> bool:
+    """Whether the wanted run begins with the stored one and may be longer: by its rounds, its patience or both."""
+    longer = "rounds" not in different or wanted.rounds > stored.rounds
+    patient = "early_stopping.patience" not in different or wanted.early_stopping.outlasts(stored.early_stopping)
+    return longer and patient and different <= {"rounds", "early_stopping.patience"}
+
+
 def _check_extendable(folder: Path, stored: Experiment, longer: Experiment) -> None:
     """Refuse more rounds where the rounds already done would have been others."""
     if not checkpoints(folder) and (folder / "model.safetensors").exists():
         raise InputError(
             f"the run in '{folder}' cannot be extended from {stored.rounds} to {longer.rounds} rounds: its last "
             "checkpoint was not kept. Choose another folder."
+        )
+    every = stored.evaluation_interval
+    if stored.early_stopping.part and (every != longer.evaluation_interval or stored.rounds % every):
+        raise InputError(
+            f"the run in '{folder}' cannot be extended from {stored.rounds} to {longer.rounds} rounds: it would have "
+            "been evaluated after other rounds, and early stopping depends on that. Choose another folder, and next "
+            "time an eval_every that divides the rounds."
         )
     steps = stored.local_steps
     done, total = stored.rounds * steps, longer.rounds * steps

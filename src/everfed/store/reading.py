@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from everfed.arrays import part_of
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, first_line, warn
 from everfed.run import config
+from everfed.run.early_stopping import course_of
 from everfed.run.experiment import Experiment
 from everfed.run.fingerprint import fingerprint
 from everfed.run.history import History, RoundRecord
 from everfed.run.live import Live
+from everfed.run.setup import resolve_device
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints
 from everfed.store.digests import FORMAT, Digests
@@ -35,6 +38,7 @@ from everfed.store.files import (
 )
 from everfed.store.fleet_file import NAME as FLEET_FILE, load_fleet
 from everfed.store.lock import is_running
+from everfed.store.rebuild import rebuilt
 from everfed.store.records import whole_records
 
 _SLOW_S = 5.0
@@ -53,6 +57,34 @@ class StoredRun(History):
     @property
     def name(self) -> str:
         return self.path.name
+
+    def trained(self) -> dict[str, Tensor]:
+        """The state_dict of the trained model; an error if the run is not done."""
+        if self.state != "done":
+            raise InputError(
+                f"the run in '{self.path}' is not done ({self.state} after round {len(self.rounds)} of "
+                f"{self.experiment.rounds}); finish it with the command that started it."
+            )
+        return self.params
+
+    def model(self, module: nn.Module | None = None, *, device: str | torch.device = "cpu") -> nn.Module:
+        """The trained model, ready for inference: in eval mode, without gradients.
+
+        module: one like the trained one, if that was an object, of which the folder holds the weights alone; a copy of
+        it is returned. Inputs are samples as the model saw them, images scaled and cropped.
+        """
+        found = rebuilt(self.experiment, self.environment, self.trained(), module)
+        return found.to(resolve_device(device))
+
+    def ending(self) -> dict[str, Any]:
+        """What early stopping made of a run: whether it ended early, and which model it kept; {} without it."""
+        if not self.experiment.early_stopping.part:
+            return {}
+        return {
+            "stopped_early": self.state == "done" and len(self.rounds) < self.experiment.rounds,
+            "model_round": self.model_round,
+            "validation": self.validation.to_dict() if self.validation else None,
+        }
 
 
 def open_run(path: str | Path) -> StoredRun:
@@ -81,7 +113,7 @@ def _opened(folder: Path) -> StoredRun:
         damage = str(error)
     rounds, complete = whole_records(folder, not guarded(folder))
     if damage:
-        state = "done" if len(rounds) == experiment.rounds else "stopped"
+        state = "done" if is_over(experiment, rounds) else "stopped"
         warn(f"{damage}; the run counts as {state} by its records.", 2)
     else:
         state = result["state"] if result else "running" if running else "stopped"
@@ -94,8 +126,10 @@ def _opened(folder: Path) -> StoredRun:
     except DamagedError as error:
         starts = []
         warn(f"{error}; it is left out.", 2)
-    params = read_params(folder, experiment, done=state == "done")
-    return StoredRun(rounds, params, folder, experiment, state, starts[-1] if starts else {})
+    done = state == "done"
+    params = read_params(folder, experiment, len(rounds) if done else None)
+    kept = course_of(experiment.early_stopping, rounds).kept(len(rounds)) if done else None
+    return StoredRun(rounds, params, folder, experiment, state, starts[-1] if starts else {}, model_round=kept)
 
 
 @dataclass(frozen=True)
@@ -227,20 +261,28 @@ def _of_this_run(path: Path, content: dict[str, Any] | None) -> dict[str, Any] |
 
 def check_complete(folder: Path, experiment: Experiment, rounds: list[RoundRecord], whole: bool) -> None:
     """Raise an error if the records of a finished run are not all there."""
-    if not whole or len(rounds) != experiment.rounds or any(r.round != i for i, r in enumerate(rounds)):
+    if not whole or not is_over(experiment, rounds) or any(r.round != i for i, r in enumerate(rounds)):
         raise DamagedError(
             f"'{folder / 'records.arrow'}' is damaged: {len(rounds)} of {experiment.rounds} rounds can be read; {AGAIN}"
         )
 
 
-def read_params(folder: Path, experiment: Experiment, done: bool) -> dict[str, Tensor]:
-    """The trained model of a run that is done, or that of the last checkpoint of one that is not."""
-    if not done:
+def is_over(experiment: Experiment, rounds: Sequence[RoundRecord]) -> bool:
+    """Whether these are the records of a whole run: of all its rounds, or up to where it stopped early."""
+    return len(rounds) == experiment.rounds or course_of(experiment.early_stopping, rounds).ended
+
+
+def read_params(folder: Path, experiment: Experiment, done: int | None) -> dict[str, Tensor]:
+    """The trained model of a run that is done, or that of the last checkpoint of one that is not.
+
+    done: the rounds of one that is.
+    """
+    if done is None:
         return next((part_of(c.tensors, "model.") for c in _own_checkpoints(folder, experiment)), {})
     try:
         return whole_model(folder)
     except (DamagedError, FileNotFoundError) as error:
-        rebuilt = model_from_checkpoint(folder, experiment)
+        rebuilt = model_from_checkpoint(folder, experiment, done)
         if rebuilt is None:
             raise DamagedError(f"{first_line(error)}; {AGAIN}") from error
         warn(f"'{folder / 'model.safetensors'}' is damaged or missing; the model is read from the last checkpoint.", 4)
@@ -258,17 +300,18 @@ def whole_model(folder: Path) -> dict[str, Tensor]:
         raise DamagedError(f"'{path}' is damaged: {first_line(error)}") from error
 
 
-def model_from_checkpoint(folder: Path, experiment: Experiment) -> dict[str, Tensor] | None:
-    """The model as it was after the last round, if a checkpoint has all of it (it lacks buffers and frozen parts)."""
+def model_from_checkpoint(folder: Path, experiment: Experiment, done: int) -> dict[str, Tensor] | None:
+    """The model of a run's end, if a checkpoint has all of it (it lacks buffers and frozen parts). done: its rounds."""
     for found in _own_checkpoints(folder, experiment):
-        if found.round == experiment.rounds and found.about.get("whole_model"):
-            return part_of(found.tensors, "model.")
+        if found.round == done and found.about.get("whole_model"):
+            return part_of(found.tensors, "best.") or part_of(found.tensors, "model.")
     return None
 
 
 def lineage(experiment: Experiment) -> str:
     """What checkpoints of a run share, however far it is to go."""
-    return digest_of(config.identity(replace(experiment, rounds=1)).encode())
+    endless = replace(experiment.early_stopping, patience=0)
+    return digest_of(config.identity(replace(experiment, rounds=1, early_stopping=endless)).encode())
 
 
 def _own_checkpoints(folder: Path, experiment: Experiment) -> Iterable[Checkpoint]:

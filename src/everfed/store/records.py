@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from everfed.arrays import part_of
 from everfed.energy.battery import Books
 from everfed.learning.metrics import Metrics
 from everfed.run.history import RoundRecord
@@ -25,6 +26,21 @@ from everfed.store.files import StoreError
 _FLOATS = pa.list_(pa.float64())
 _BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall", "initial", "standby", "leaked", "lost")
 _COUNTS = ("violations", "brownouts")
+
+_METRICS = [
+    ("loss", pa.float64()),  # all are null in rounds without an evaluation
+    ("accuracy", pa.float64()),
+    ("class_accuracy", _FLOATS),
+    ("class_loss", _FLOATS),
+    ("groups", pa.list_(pa.string())),
+    ("group_accuracy", _FLOATS),
+    ("group_loss", _FLOATS),
+    ("metrics", pa.list_(pa.string())),  # custom metrics, by name; files of older versions lack these columns
+    ("metric_values", _FLOATS),
+    ("breakdown", pa.list_(pa.string())),  # "metric: part", as in `Metrics.breakdown`
+    ("breakdown_values", _FLOATS),
+]
+_ON_VALIDATION = "validation_"  # before the names of the same columns, in the records of runs with early stopping
 
 # No wall-clock times, so that records of a resumed run equal those of an uninterrupted one.
 _SCHEMA = pa.schema(
@@ -38,17 +54,7 @@ _SCHEMA = pa.schema(
         ("update_norm", pa.float64()),
         ("train_loss", pa.float64()),
         ("dropped", pa.list_(pa.int64())),
-        ("loss", pa.float64()),  # the metrics are null in rounds without an evaluation
-        ("accuracy", pa.float64()),
-        ("class_accuracy", _FLOATS),
-        ("class_loss", _FLOATS),
-        ("groups", pa.list_(pa.string())),
-        ("group_accuracy", _FLOATS),
-        ("group_loss", _FLOATS),
-        ("metrics", pa.list_(pa.string())),  # custom metrics, by name; files of older versions lack these columns
-        ("metric_values", _FLOATS),
-        ("breakdown", pa.list_(pa.string())),  # "metric: part", as in `Metrics.breakdown`
-        ("breakdown_values", _FLOATS),
+        *_METRICS,
     ]
 )
 
@@ -59,11 +65,14 @@ NAME = "records.arrow"
 class RecordsFile:
     """The records of one run, open for appending. check: raises an error if this process may no longer write."""
 
-    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None, validated: bool = False) -> None:
+        """validated: whether the run has a validation set."""
         self.path, self.check = folder / NAME, check
         self.digests = Digests(folder)
         self.file = open(self.path, "ab")  # noqa: SIM115 - held open for the length of a run
-        self.schema, self.length, self.so_far = _SCHEMA, 0, hashlib.sha256()
+        more = [(_ON_VALIDATION + name, kind) for name, kind in _METRICS] if validated else []
+        self.schema = pa.schema([*_SCHEMA, *map(pa.field, *zip(*more, strict=True))]) if more else _SCHEMA
+        self.length, self.so_far = 0, hashlib.sha256()
 
     def append(self, records: Sequence[RoundRecord]) -> None:
         """Add one batch. After an error (a full disk) the file is cut back to what it was."""
@@ -107,7 +116,7 @@ class RecordsFile:
         kept = [entry for entry in self.digests.entries.get(NAME, []) if entry[0] < length]
         self.digests.replace(NAME, [*kept, (length, self.so_far.hexdigest())] if length else [])
         if length == 0:
-            self._write(_SCHEMA.serialize())
+            self._write(self.schema.serialize())
         else:
             self.schema = pa.ipc.open_stream(content).schema  # of an older version, perhaps
 
@@ -158,26 +167,28 @@ def _row(record: RoundRecord) -> dict[str, Any]:
         "train_loss": record.train_loss,
         "dropped": list(record.dropped),
     }
-    metrics = record.metrics
-    if metrics:
-        row |= {
-            "loss": metrics.loss,
-            "accuracy": metrics.accuracy,
-            "class_accuracy": metrics.class_accuracy,
-            "class_loss": metrics.class_loss,
-            "groups": list(metrics.group_loss or {}),
-            "group_accuracy": list((metrics.group_accuracy or {}).values()),
-            "group_loss": list((metrics.group_loss or {}).values()),
-            "metrics": list(metrics.own),
-            "metric_values": list(metrics.own.values()),
-            "breakdown": [f"{name}: {part}" for name, parts in metrics.breakdown.items() for part in parts],
-            "breakdown_values": [value for parts in metrics.breakdown.values() for value in parts.values()],
-        }
-    return row
+    columns = _columns(record.metrics) if record.metrics else {}
+    validation = _columns(record.validation) if record.validation else {}
+    return {**row, **columns, **{_ON_VALIDATION + name: value for name, value in validation.items()}}
+
+
+def _columns(metrics: Metrics) -> dict[str, Any]:
+    return {
+        "loss": metrics.loss,
+        "accuracy": metrics.accuracy,
+        "class_accuracy": metrics.class_accuracy,
+        "class_loss": metrics.class_loss,
+        "groups": list(metrics.group_loss or {}),
+        "group_accuracy": list((metrics.group_accuracy or {}).values()),
+        "group_loss": list((metrics.group_loss or {}).values()),
+        "metrics": list(metrics.own),
+        "metric_values": list(metrics.own.values()),
+        "breakdown": [f"{name}: {part}" for name, parts in metrics.breakdown.items() for part in parts],
+        "breakdown_values": [value for parts in metrics.breakdown.values() for value in parts.values()],
+    }
 
 
 def _record(row: dict[str, Any]) -> RoundRecord:
-    metrics = _metrics(row) if row["loss"] is not None else None
     return RoundRecord(
         row["round"],
         np.array(row["participants"], np.int64),
@@ -186,13 +197,16 @@ def _record(row: dict[str, Any]) -> RoundRecord:
         Books(**{name: row[name] for name in (*_BOOKS, *_COUNTS)}),
         row["update_norm"],
         row["train_loss"],
-        metrics,
+        _metrics(row),
         0.0,
         tuple(row["dropped"]),
+        _metrics(part_of(row, _ON_VALIDATION)),
     )
 
 
-def _metrics(row: dict[str, Any]) -> Metrics:
+def _metrics(row: dict[str, Any]) -> Metrics | None:
+    if row.get("loss") is None:
+        return None
     breakdown: dict[str, dict[str, float]] = {}
     for key, value in zip(row.get("breakdown") or (), row.get("breakdown_values") or (), strict=True):
         name, part = key.split(": ", 1)

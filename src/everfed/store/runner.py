@@ -88,7 +88,7 @@ class RunWriter:
         self.folder, self.path, self.checkpoint_s = folder, folder.path, checkpoint_s
         self.experiment = experiment
         folder.adopt()
-        self.records = RecordsFile(self.path, folder.check)
+        self.records = RecordsFile(self.path, folder.check, bool(experiment.early_stopping.part))
         self.unwritten: list[RoundRecord] = []
         self.saved_at = time.monotonic()
 
@@ -158,7 +158,7 @@ class RunWriter:
             for record in run:
                 self.unwritten.append(record)
                 last = record
-                stopping = stop() and run.done < run.rounds
+                stopping = stop() and not run.ended
                 due = time.monotonic() - self.saved_at >= self.checkpoint_s
                 if stopping or due:
                     self.checkpoint()
@@ -203,11 +203,12 @@ class RunWriter:
             self.checkpoint()
         self.write()
         self.records.sync()
-        if last is None:  # cut off after the last round: its record is on the disk
-            last = parsed((self.path / RECORDS).read_bytes())[-1]
-        save_model(self.path, self.run.params)
+        records = [last] if last else []
+        if self.run.watch or last is None:  # the result is told by all of them; or it was cut off after the last round
+            records = parsed((self.path / RECORDS).read_bytes())
+        save_model(self.path, self.run.kept)
         self.folder.check()
-        write_result(self.path, last, self.run.rounds)
+        write_result(self.path, self.experiment, records)
         for old in checkpoints(self.path)[int(kept) :]:
             old.unlink(missing_ok=True)
 

@@ -43,13 +43,14 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     }
     if record.train_loss is not None:
         values["train/loss"] = record.train_loss
-    if record.metrics:
-        values["test/loss"] = record.metrics.loss
-        if record.metrics.accuracy is not None:
-            values["test/accuracy"] = record.metrics.accuracy
-        for label, value in (record.metrics.group_accuracy or {}).items():
-            values[f"test/accuracy_{label.replace('=', '_')}"] = value
-        values |= {f"test/{name}": value for name, value in record.metrics.own.items()}
+    for where, metrics in (("test", record.metrics), ("validation", record.validation)):
+        if metrics:
+            values[f"{where}/loss"] = metrics.loss
+            if metrics.accuracy is not None:
+                values[f"{where}/accuracy"] = metrics.accuracy
+            for label, value in (metrics.group_accuracy or {}).items():
+                values[f"{where}/accuracy_{label.replace('=', '_')}"] = value
+            values |= {f"{where}/{name}": value for name, value in metrics.own.items()}
     return values
 
 
