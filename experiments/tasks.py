@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from digits import compared, rated, tables
+
 from everfed import presets
 from everfed.run import config
 from everfed.store.export import export_model
