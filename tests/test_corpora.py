@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import everfed as ef
+from everfed.cli import main
 from everfed.data import corpora, packages
 from everfed.data.corpora import Shakespeare, Speeches, presidents
 from everfed.data.packages import Archive
@@ -249,6 +250,22 @@ def test_plays_become_a_data_set_with_a_client_for_each_role(small):
     cook = characters(np.concatenate([data.x[data.owners.train == 0], data.test_x[data.owners.test == 0]]).reshape(-1))
     assert cook == roles(CAPITALS)["Cook"][:-1]
     assert (data.name, data.task, data.classes) == ("shakespeare", "next-token", 82)
+
+
+def test_the_command_says_what_it_found_and_what_needs_no_download(small, monkeypatch, capsys):
+    def command(*words):
+        monkeypatch.setattr("sys.argv", ["everfed", "data", "get", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0, " ".join("".join(capsys.readouterr()).split())
+
+    code, said = command("shakespeare", "--folder", str(small / "by-hand"))
+    assert code == 0
+    assert "shakespeare: 4 roles of Shakespeare's plays with" in said
+    for name in ("folder", "huggingface", "digits"):
+        code, said = command(name)
+        assert code == 2
+        assert f"'{name}' needs no download; choose one of cifar10" in said
 
 
 def test_an_archive_that_was_changed_is_fetched_anew_or_refused(small, monkeypatch):

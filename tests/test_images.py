@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import pickle
+import shutil
 import tarfile
 
 import numpy as np
@@ -178,6 +179,15 @@ def test_black_pictures_with_the_labels_of_fashion_mnist_are_refused(tmp_path):
     for kind in (images.FashionMnist, images.Mnist):
         with pytest.raises(InputError, match=f"does not match {kind.name}"):
             kind(folder=str(tmp_path / "fashion")).fetch()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="Debian's packages are fetched by its own command")
+def test_fashion_mnist_comes_from_debians_package_when_the_download_fails(monkeypatch):
+    monkeypatch.setattr(images, "download", lambda *a: (_ for _ in ()).throw(OSError("no network")))
+    arrays = images.FashionMnist().fetch()
+    assert arrays.summary() == "60,000 training and 10,000 test images of (28, 28, 1)"
+    assert np.bincount(arrays.test_y).tolist() == [1000] * 10
 
 
 def test_loaded_images_are_bytes_with_channels_first_and_a_limit_is_always_the_same(known, tmp_path):

@@ -18,8 +18,8 @@ _HEADING = re.compile(rf"(ACT|SCENE)\.? *{_NUMBER}.*", re.IGNORECASE)
 _TITLE = re.compile(r"(THE )?(PROLOGUE|EPILOGUE|INDUCTION|END|SONG|DIRGE)\.?", re.IGNORECASE)
 # Within a paragraph. The printers mixed up the brackets, nested and forgot them.
 _DIRECTION = re.compile(r" *[\[{](?:[^\[\]{}\n]|\n(?!\s*\n))*[\]}]")
-_UNCLOSED = re.compile(r" *[\[{](?:[^\n]|\n(?!\s*\n))*")
-_UNOPENED = re.compile(r"^(?:[^\n]|\n(?!\s*\n))*[\]}]")
+_UNCLOSED = re.compile(r" *[\[{].*", re.DOTALL)
+_UNOPENED = re.compile(r".*[\]}]", re.DOTALL)
 _BARE_DIRECTION = re.compile(r"(Flourish\. |Dead March\. |Alarum\. )?enter,? ", re.IGNORECASE)
 _BARE_EXIT = re.compile(r"(?<=[.!?])\s*(Exit|Exeunt)( [A-Z]\w+)?$")
 _WORD = r"(?:[A-Z][A-Za-z'-]*|\d|of|the|and|de|to|&c?|&C)"

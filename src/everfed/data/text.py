@@ -48,7 +48,7 @@ def windows(text: str, length: int) -> tuple[Ints, Ints]:
 
     >>> x, y = windows("abcd", 2)
     >>> [characters(window) for window in x], y[1].tolist()
-    (['ab', 'c'], [56, -100])
+    (['ab', 'c'], [58, -100])
     """
     numbers = tokens(text)
     count = -(-(len(numbers) - 1) // length) if len(numbers) > 1 else 0
