@@ -412,7 +412,7 @@ def test_a_file_of_a_later_version_is_refused(tmp_path):
 def test_records_of_a_version_without_metrics_of_ones_own_are_read_and_added_to(tmp_path, monkeypatch):
     first, second = start(Experiment(rounds=2, eval_every=1, device="cpu", fleet=CycleFleet(clients=4)))
     with monkeypatch.context() as older:
-        older.setattr(records, "_SCHEMA", pa.schema(list(records._SCHEMA)[:-2]))
+        older.setattr(records, "_SCHEMA", pa.schema(list(records._SCHEMA)[:-4]))
         file = RecordsFile(tmp_path)
         file.truncate(0)
         file.append([first])

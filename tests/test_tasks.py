@@ -365,7 +365,8 @@ def test_metrics_that_cannot_be_are_refused_before_training():
     bad("must be a number", metrics=(lambda outputs, targets: outputs,))
     bad("unknown metric", metrics=("f2",))
     flat = [(numbers(rng(), 9)[0], np.ones((9, 2)))] * CLIENTS
-    bad("'r2' is NaN", task="regression", data=ef.from_arrays(flat, test=flat[0]))
+    bad("'r2' is NaN", task="regression", data=ef.from_arrays(flat, test=flat[0]), metrics=("r2",))
+    assert math.isnan(run("regression", data=ef.from_arrays(flat, test=flat[0])).final.own["r2"])  # nobody asked
 
 
 def test_hugging_face_outputs_are_read_by_their_logits():

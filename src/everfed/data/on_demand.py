@@ -56,7 +56,7 @@ class OnDemand:
     >>> source = Generated([2, 2, 2], lambda client: (np.full((2, 1), client), [0, 1]))
     >>> data = OnDemand(source, classes=2)
     >>> len(data), data.read(np.array([0, 2]))[0].ravel().tolist()
-    (3, [0.0, 0.0, 2.0, 2.0])
+    (3, [0, 0, 2, 2])
     """
 
     source: ClientSource
