@@ -59,6 +59,14 @@ def test_auto_trains_every_module_as_one_by_one_does(name):
     alike(auto, start(model, "one-by-one"))
 
 
+@pytest.mark.parametrize(
+    ("hidden", "said"), [(8, "batched over clients"), (128, "MFLOP of recurrent layers a batch keep")]
+)
+def test_auto_leaves_large_recurrent_layers_on_a_cpu_to_torch(hidden, said):
+    run = start(lambda: Tokens(ef.build("char-lstm", (LENGTH,), CLASSES, hidden=hidden)), "auto", batch_size=20)
+    assert said in run.source.trainer.explain()[0]
+
+
 # -- the built-in models ---------------------------------------------------------------------------
 
 # (shape of a sample, options that make it small)
