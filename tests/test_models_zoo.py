@@ -162,3 +162,13 @@ def test_models_of_text_score_every_position_from_what_came_before(name):
 def test_models_refuse_what_does_not_fit_in_a_sentence(name, shape, options, said):
     with pytest.raises(ef.InputError, match=said):
         ef.build(name, shape, 10, **options)
+
+
+@pytest.mark.parametrize("name", ["char-lstm", "char-gpt"])
+def test_models_of_text_learn_the_next_token_in_both_trainers(name):
+    chance = np.random.default_rng(0)
+    texts = [chance.integers(0, CLASSES, (6, LENGTH + 1)) for _ in range(CLIENTS + 1)]
+    *parts, test = [(text[:, :-1], text[:, 1:]) for text in texts]
+    given = ef.from_arrays(parts, test=test)
+    model = ef.MODELS[name](**SMALL[name][1], dropout=0.2)
+    alike(*(start(lambda: model, trainer, given) for trainer in TRAINERS))
