@@ -59,6 +59,14 @@ def test_auto_trains_every_module_as_one_by_one_does(name):
     alike(auto, start(model, "one-by-one"))
 
 
+@pytest.mark.parametrize(
+    ("hidden", "said"), [(8, "batched over clients"), (128, "MFLOP of recurrent layers a batch keep")]
+)
+def test_auto_leaves_large_recurrent_layers_on_a_cpu_to_torch(hidden, said):
+    run = start(lambda: Tokens(ef.build("char-lstm", (LENGTH,), CLASSES, hidden=hidden)), "auto", batch_size=20)
+    assert said in run.source.trainer.explain()[0]
+
+
 # -- the built-in models ---------------------------------------------------------------------------
 
 # (shape of a sample, options that make it small)
@@ -154,3 +162,13 @@ def test_models_of_text_score_every_position_from_what_came_before(name):
 def test_models_refuse_what_does_not_fit_in_a_sentence(name, shape, options, said):
     with pytest.raises(ef.InputError, match=said):
         ef.build(name, shape, 10, **options)
+
+
+@pytest.mark.parametrize("name", ["char-lstm", "char-gpt"])
+def test_models_of_text_learn_the_next_token_in_both_trainers(name):
+    chance = np.random.default_rng(0)
+    texts = [chance.integers(0, CLASSES, (6, LENGTH + 1)) for _ in range(CLIENTS + 1)]
+    *parts, test = [(text[:, :-1], text[:, 1:]) for text in texts]
+    given = ef.from_arrays(parts, test=test)
+    model = ef.MODELS[name](**SMALL[name][1], dropout=0.2)
+    alike(*(start(lambda: model, trainer, given) for trainer in TRAINERS))

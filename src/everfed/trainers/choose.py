@@ -18,9 +18,12 @@ from everfed.learning.task import CannotTrainError, Check, Task, Trainer, budget
 from everfed.registry import lookup
 from everfed.trainers.compare import compare, fails
 
-# On a CPU, convolutions with weights of their own for every client run at half the speed of
-# ordinary ones; below this many FLOPs the saved overhead is worth more (docs/benchmarks.md).
-_MOST_TOGETHER = 100_000_000
+# On a CPU, convolutions with weights of their own for every client run at half the speed of ordinary ones, and so do
+# recurrent layers; below this many FLOPs the saved overhead is worth more (docs/benchmarks.md).
+_MOST_TOGETHER: list[tuple[tuple[type[nn.Module], ...], str, int]] = [
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "convolutions", 100_000_000),
+    ((nn.RNNBase,), "recurrent layers", 20_000_000),
+]
 
 
 def trainer(name: str, task: Task, check: bool = True) -> Trainer:
@@ -108,9 +111,10 @@ def _in_turn(task: Task) -> tuple[list[str], str]:
     if task.data.device.type != "cpu":
         return ["kernels", "batched", "one-by-one"], ""
     # Not even asking for kernels spares importing Triton where it cannot help.
-    work = _convolutions(task)
-    if work > _MOST_TOGETHER and not _spills(task):
-        return ["one-by-one"], f"{work / 1e6:.0f} MFLOP of convolutions a batch keep a CPU busy with one client"
+    for kinds, word, most in _MOST_TOGETHER:
+        work = _work(task) if any(isinstance(m, kinds) for m in task.module.modules()) else 0
+        if work > most and not _spills(task):
+            return ["one-by-one"], f"{work / 1e6:.0f} MFLOP of {word} a batch keep a CPU busy with one client"
     return ["batched", "one-by-one"], "kernels need a GPU, but this run trains on the CPU"
 
 
@@ -120,14 +124,13 @@ def _made(name: str, task: Task, reason: str) -> Trainer:
     return Batched(task, reason) if name == "batched" else OneByOne(task, reason)
 
 
-def _convolutions(task: Task) -> int:
-    """FLOPs of one minibatch's forward pass, if the model has convolutions; else 0."""
-    if not any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in task.module.modules()):
-        return 0
+def _work(task: Task) -> int:
+    """FLOPs of one minibatch's forward pass."""
     from torch.utils.flop_counter import FlopCounterMode  # here, since it imports Triton where there is one
 
     nobody = torch.zeros((), dtype=torch.int64, device=task.data.device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, counted_dropout(task.seed, nobody, 0):
+    plain = counted_dropout(task.seed, nobody, 0, under_vmap=True)  # FLOPs of recurrent layers are not counted as such
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, plain:
         outputs_of(task.module, task.data.inputs(task.batch_size))
     return int(counter.get_total_flops())
 
