@@ -37,12 +37,12 @@ class LoraLinear(nn.Module):
         return out
 
 
-def add_lora(module: nn.Module, rank: int, within: str = "blocks") -> nn.Module:
-    """Freeze a module, and add adapters to the linear layers inside its part `within`."""
+def add_lora(module: nn.Module, rank: int, layers: str) -> nn.Module:
+    """Freeze a module, and add adapters to all of its linear layers of this name."""
     module.requires_grad_(False)
     for name, layer in list(module.named_modules()):
-        if isinstance(layer, nn.Linear) and name.startswith(within):
-            parent, _, last = name.rpartition(".")
+        parent, _, last = name.rpartition(".")
+        if isinstance(layer, nn.Linear) and last == layers:
             setattr(module.get_submodule(parent), last, LoraLinear(layer, rank))
     return module
 

@@ -92,7 +92,7 @@ class CharGpt(Checked):
 
     length: the most tokens it can take; 0: as many as the samples have. tied: the output layer uses the embedding's
     weights. pretrained: a safetensors file of the same model's weights to begin with (`everfed export` writes it).
-    lora: if not 0, only adapters of this rank are trained (adapters.py) and all else is frozen.
+    lora: if not 0, only adapters of this rank of the attention's weights are trained (adapters.py), all else is frozen.
     """
 
     layers: Count = 4
@@ -128,4 +128,4 @@ class CharGpt(Checked):
         )
         if self.pretrained and not made.get_parameter("norm.weight").is_meta:  # built for its size alone
             load_pretrained(made, self.pretrained, self.pretrained_sha256)
-        return add_lora(made, self.lora) if self.lora else made
+        return add_lora(made, self.lora, "qkv") if self.lora else made
