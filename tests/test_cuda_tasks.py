@@ -1,0 +1,95 @@
+"""Tasks and models beyond plain images on a GPU: batched = one by one there too, and a token outside a table is told."""
+
+import numpy as np
+import pytest
+import torch
+
+import everfed as ef
+from everfed.learning.models import MODELS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+FLEET = ef.Fleet.from_cycles([1, 1, 2, 3])
+TEXT = {"char-lstm": {"hidden": 32}, "char-gpt": {"width": 32, "layers": 2}}
+PICTURES = {
+    "resnet18-gn": ((3, 32, 32), {}), "mobilenet-gn": ((3, 32, 32), {}), "ds-cnn": ((1, 49, 10), {}),
+    "har-cnn": ((6, 100), {}),
+}  # fmt: skip
+
+
+def text(draw, count):
+    x = draw.integers(0, 20, (count, 16))
+    y = (x + 1) % 20
+    y[:, 12:] = -100
+    return x, y
+
+
+def run(model, data, trainer, **settings):
+    settings = {"rounds": 3, "local_steps": 2, "batch_size": 8, "client": ef.SGD(0.05), "device": "cuda"} | settings
+    return ef.simulate(model, data, FLEET, trainer=trainer, check_trainer=False, **settings)
+
+
+def agree(model, data, tolerance):
+    fast, slow = (run(model, data, trainer) for trainer in ("batched", "one-by-one"))
+    start = run(model, data, "one-by-one", client=ef.SGD(1e-30)).params
+    moved = torch.cat([(slow.params[name] - start[name]).reshape(-1) for name in start])
+    apart = torch.cat([(fast.params[name] - slow.params[name]).reshape(-1) for name in start])
+    assert float(apart.norm() / moved.norm()) < tolerance
+    assert float(moved.norm()) > 0
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("name", TEXT)
+def test_models_of_text_are_batched_right(name, lora):
+    draw = np.random.default_rng(0)
+    data = ef.from_arrays([text(draw, 20 + 3 * i) for i in range(4)], test=text(draw, 20))
+    options = TEXT[name] | ({"lora": lora} if name == "char-gpt" else {"dropout": 0.3 * bool(lora)})
+    agree(MODELS[name](**options), data, 0.02)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_models_of_signals_and_pictures_are_batched_right(name):
+    shape, options = PICTURES[name]
+    draw = np.random.default_rng(0)
+    pairs = [(draw.normal(size=(20, *shape)), draw.integers(0, 5, 20)) for _ in range(4)]
+    agree(MODELS[name](**options), ef.from_arrays(pairs, test=pairs[0]), 0.05)
+
+
+def test_a_token_outside_the_table_is_told_and_the_gpu_goes_on():
+    draw = np.random.default_rng(0)
+    pairs = [text(draw, 9) for _ in range(4)]
+    pairs[2][0][3, 4] = 25
+    data = ef.from_arrays(pairs)
+    with pytest.raises(ef.InputError, match="the highest number, 25"):
+        run(MODELS["char-lstm"](hidden=8), data, "auto")
+    assert float(torch.ones(3, device="cuda").sum()) == 3.0
+
+
+def test_forty_adapters_need_the_memory_of_one_model():
+    """A decoder of 100 M parameters with adapters of rank 8 for 40 clients, beside one batch through the model alone."""
+    model = MODELS["char-gpt"](layers=14, width=768, heads=12, lora=8)
+    draw = np.random.default_rng(0)
+    pairs = [(draw.integers(0, 80, (4, 32)), draw.integers(0, 80, (4, 32))) for _ in range(40)]
+    data, fleet = ef.from_arrays(pairs), ef.Fleet.from_cycles([1] * 40)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    ran = ef.start(
+        ef.Experiment(data=data, fleet=fleet, model=model, rounds=2, local_steps=2, batch_size=1, device="cuda",
+                      check_trainer=False, client=ef.SGD(0.1))
+    )  # fmt: skip
+    size = sum(p.numel() for p in ran.setup.module.parameters()) * 4
+    for _ in ran:
+        pass
+    used = torch.cuda.max_memory_allocated()
+    activations = _activations(ran.setup.module, torch.tensor(data.x[:40], device="cuda"))
+    print(f"model {size / 2**20:.0f} MiB, activations {activations / 2**20:.0f} MiB, used {used / 2**20:.0f} MiB")
+    assert size > 380e6
+    assert used < 1.5 * size + activations
+
+
+def _activations(module, x):
+    """What one batch of all participants' samples takes beside the model."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.nn.functional.cross_entropy(module(x).flatten(0, 1), x.flatten()).backward()
+    return torch.cuda.max_memory_allocated() - before
