@@ -1,4 +1,4 @@
-"""Tasks and models beyond plain images on a GPU: batched = one by one there too, and a token outside a table is told."""
+"""Tasks and models beyond plain images on a GPU: batched = one by one there too; a token outside a table is told."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_a_token_outside_the_table_is_told_and_the_gpu_goes_on():
 
 
 def test_forty_adapters_need_the_memory_of_one_model():
-    """A decoder of 100 M parameters with adapters of rank 8 for 40 clients, beside one batch through the model alone."""
+    """A decoder of 100 M parameters with adapters of rank 8 for 40 clients, beside one batch through the model."""
     model = MODELS["char-gpt"](layers=14, width=768, heads=12, lora=8)
     draw = np.random.default_rng(0)
     pairs = [(draw.integers(0, 80, (4, 32)), draw.integers(0, 80, (4, 32))) for _ in range(40)]
