@@ -38,6 +38,9 @@ class Batched:
         """reason: why the task has no faster trainer."""
         self.task, self.reason = task, reason
         self.module = copied(task.module).train()  # vmap leaves tensors of its own in recurrent layers
+        for layer in self.module.modules():
+            if isinstance(layer, nn.RNNBase):  # on a GPU it would lay out weights that, under vmap, lie nowhere
+                layer.flatten_parameters = _nothing  # type: ignore[method-assign]
         device = task.data.device
         empty = task.optimizer.init(0, task.layout.size, device)
         self.states = ClientRows(empty, len(task.data.sizes), device, task.state_place)
@@ -132,6 +135,10 @@ class Batched:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.states.load_state_dict(state)
+
+
+def _nothing() -> None:
+    """Instead of a preparation for cuDNN, which does not run here."""
 
 
 def _trial(task: Task, module: nn.Module) -> tuple[int, bool]:
