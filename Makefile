@@ -49,7 +49,7 @@ types: $(DEV)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 unit: $(DEV) browser
-	$(PYTEST) -m 'not long'
+	$(PYTEST) -m 'not long' --hypothesis-profile quick
 
 unit-all: $(DEV) browser
 	$(PYTEST)

@@ -6,7 +6,9 @@ import signal
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
 import torch
+from hypothesis import settings
 
+settings.register_profile("quick", max_examples=40)
 torch.set_num_threads(1)
 
 if not torch.cuda.is_available():

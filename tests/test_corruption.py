@@ -162,7 +162,7 @@ def one_case(whole: Folder, folder: Path, donor: bytes, chance: random.Random) -
     return "repaired" if said else "unseen"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_no_damage_is_silent(folders, tmp_path, seed):
     chance = random.Random(seed)
     donors = [file.read_bytes() for file in sorted(folders["own-fleet"].path.rglob("*")) if file.is_file()]
@@ -207,15 +207,18 @@ def test_damage_that_other_files_tell_is_repaired(folders, tmp_path):
             assert CliRunner().invoke(app, ["check", str(folder)]).exit_code == 0
 
 
-@pytest.mark.parametrize("state", ["done", "stopped"])
-def test_files_of_two_runs_never_make_a_third(folders, tmp_path, state):
+@pytest.mark.parametrize(
+    ("state", "cases"),
+    [("stopped", 12), *(pytest.param(state, 60, marks=pytest.mark.long) for state in ("done", "stopped"))],
+)
+def test_files_of_two_runs_never_make_a_third(folders, tmp_path, state, cases):
     """Whatever a folder is put together from, what it says belongs to the experiment that it says it is."""
     chance = random.Random(5)
     other = replace(SMALL, seed=1)
     theirs = finished(other, tmp_path / "other", None if state == "done" else 4)
     ends = {0: folders["done"].final, 1: finished(other, tmp_path / "end")}
     mine = folders[state]
-    for case in range(60):
+    for case in range(cases):
         folder = tmp_path / f"case{case}" / "run"
         folder.mkdir(parents=True)
         for source in (mine.path, theirs.path):

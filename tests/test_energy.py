@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
+from drawing import drawn
 from everfed import ARRIVALS, POLICIES, Always, Books, Fleet, Greedy, InputError, audit, plan
 from everfed.energy import devices
 from everfed.energy.battery import Battery, Storage
@@ -17,7 +18,7 @@ from everfed.energy.random_arrivals import Markov
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy
 
-deterministic = settings(derandomize=True, deadline=None, max_examples=60)
+deterministic = drawn(60)
 every_process = pytest.mark.parametrize("process", ARRIVALS.values(), ids=ARRIVALS)
 
 PROFILES = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 15)), min_size=1, max_size=6)

@@ -18,7 +18,7 @@ def printed(example):
     """What the example prints, run from an empty folder; warnings of any kind fail it."""
     command = [sys.executable, "-W", "error", str(EXAMPLES[example])]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
+from drawing import drawn
 from everfed import (
     ARRIVALS,
     METHODS,
@@ -29,7 +30,7 @@ from everfed.scheduling.laws import law_of
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Clients, Energy, View
 
-deterministic = settings(derandomize=True, deadline=None, max_examples=25)
+deterministic = drawn(25)
 
 # Every row of the table, and every variant that a method uses.
 EVERY = list(dict.fromkeys([row() for row in POLICIES.values()] + [method.policy for method in METHODS.values()]))

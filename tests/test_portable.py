@@ -58,28 +58,7 @@ def printed(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def test_every_module_can_be_imported_without_what_only_unix_has():
-    script = """
-import pkgutil
-import everfed
-for found in pkgutil.walk_packages(everfed.__path__, "everfed.", onerror=lambda name: None):
-    if found.name == "everfed.__main__":
-        continue
-    try:
-        importlib.import_module(found.name)
-    except ImportError as error:  # an extra that is not installed is no matter of the system
-        if (error.name or "everfed").split(".")[0] not in ("flwr", "ray", "triton", "cryptography"):
-            if type(error).__name__ != "MissingExtraError":
-                raise
-    else:
-        print(found.name)
-"""
-    modules = printed(python(ELSEWHERE + script)).split()
-    assert len(modules) > 100
-    assert {"everfed.store.folder", "everfed.studies.sweep", "everfed.cli.app"} <= set(modules)
-
-
-def test_a_run_is_stored_resumed_and_listed_without_what_only_unix_has(tmp_path):
+def test_all_is_imported_and_runs_are_stored_resumed_and_listed_without_what_only_unix_has(tmp_path):
     script = """
 sys.modules["triton"] = None
 from pathlib import Path
@@ -97,10 +76,30 @@ assert open_run(root / "there" / "run").state == "stopped"
 for _ in stored_rounds(experiment, root / "there" / "run"):
     pass
 sys.argv = ["everfed", "runs", str(root / "there")]
-main()
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print("modules:")
+del sys.modules["triton"]
+import pkgutil
+import everfed
+for found in pkgutil.walk_packages(everfed.__path__, "everfed.", onerror=lambda name: None):
+    if found.name == "everfed.__main__":
+        continue
+    try:
+        importlib.import_module(found.name)
+    except ImportError as error:  # an extra that is not installed is no matter of the system
+        if (error.name or "everfed").split(".")[0] not in ("flwr", "ray", "triton", "cryptography"):
+            if type(error).__name__ != "MissingExtraError":
+                raise
+    else:
+        print(found.name)
 """
     (tmp_path / "small.toml").write_text(config.to_file(SMALL), encoding="utf-8")
-    listed = printed(python(ELSEWHERE + script, str(tmp_path)))
+    listed, modules = printed(python(ELSEWHERE + script, str(tmp_path))).split("modules:\n")
+    assert len(modules.split()) > 100
+    assert {"everfed.store.folder", "everfed.studies.sweep", "everfed.cli.app"} <= set(modules.split())
     assert "run" in listed
     assert "done" in listed
     for _ in stored_rounds(SMALL, tmp_path / "here"):
@@ -134,30 +133,20 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def holder(tmp_path):
-    """(folder, the other process that holds it)."""
+def test_a_folder_that_another_process_holds_is_refused_by_its_name_until_that_is_killed(tmp_path):
+    folder = tmp_path / "run"
     (tmp_path / "small.toml").write_text(config.to_file(SMALL), encoding="utf-8")
-    process = python(HOLD, str(tmp_path / "run"), str(tmp_path / "small.toml"))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    yield tmp_path / "run", process
-    process.kill()
-    process.communicate()
-
-
-def test_a_folder_that_another_process_holds_is_refused_by_its_name(holder):
-    folder, process = holder
-    assert is_running(folder)
-    with pytest.raises(StoreError, match=rf"is in use by process {process.pid} on \S+; wait for it"):
-        RunFolder(folder).hold(SMALL)
-    assert is_running(folder)  # neither the reader nor the one that was refused took anything from it
-
-
-def test_the_lock_of_a_killed_process_is_gone_at_once(holder):
-    folder, process = holder
-    process.kill()
-    process.wait()
+    process = python(HOLD, str(folder), str(tmp_path / "small.toml"))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert is_running(folder)
+        with pytest.raises(StoreError, match=rf"is in use by process {process.pid} on \S+; wait for it"):
+            RunFolder(folder).hold(SMALL)
+        assert is_running(folder)  # neither the reader nor the one that was refused took anything from it
+    finally:
+        process.kill()
+        process.communicate()
     assert not is_running(folder)
     mine = RunFolder(folder)
     mine.hold(SMALL)

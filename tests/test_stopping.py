@@ -12,8 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 import everfed as ef
+from everfed.cli.app import app
 from everfed.store import find_runs, open_run
 from everfed.store.checkpoint import checkpoints
 from everfed.store.lock import is_running
@@ -141,18 +143,21 @@ def drawn(chance: random.Random, number: int) -> list[tuple[str, str, signal.Sig
 
 
 soak = pytest.mark.skipif("EVERFED_SOAK" not in os.environ, reason="takes a quarter of an hour: make soak")
+MOMENTS = [
+    pytest.param(FEW[1:2], 150, id="1"),
+    pytest.param(FEW, 150, id="6", marks=pytest.mark.long),
+    pytest.param(drawn(random.Random(0), 50), 400, id="50", marks=[pytest.mark.long, soak]),
+]
 
 
-@pytest.mark.parametrize(
-    ("moments", "rounds"), [(FEW, 150), pytest.param(drawn(random.Random(0), 50), 400, marks=[pytest.mark.long, soak])],
-    ids=["6", "50"],
-)  # fmt: skip
+@pytest.mark.parametrize(("moments", "rounds"), MOMENTS)
 def test_signalled_at_random_moments_a_sweep_loses_nothing_leaves_nothing_and_ends_the_same(tmp_path, moments, rounds):
     """Parent, workers, the whole group, once or twice, by every signal, while runs are still queued."""
     chance = random.Random(1)
     command = [*SWEEP, "--rounds", str(rounds)]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    undisturbed = everfed(*command, "--out", str(whole), "-q")
+    undisturbed = CliRunner().invoke(app, [*command, "--jobs", "1", "--out", str(whole), "-q"])
+    assert undisturbed.exit_code == 0, undisturbed.output
     process, before, sweeps = None, {}, 0
     for moment, whom, number in moments:
         if process is None:
@@ -183,7 +188,6 @@ def test_signalled_at_random_moments_a_sweep_loses_nothing_leaves_nothing_and_en
         now = reached(cut)
         assert all(now[name] >= was for name, was in before.items()), "rounds were lost"
         if process.returncode == 0:  # it was over before the signal came: another one
-            ended(undisturbed, 10 * PATIENCE_S)
             assert_same_runs(cut, whole)
             sweeps += 1
             cut, now = tmp_path / f"cut-{sweeps}", {}
@@ -193,12 +197,12 @@ def test_signalled_at_random_moments_a_sweep_loses_nothing_leaves_nothing_and_en
     process = everfed(*command, "--out", str(cut))
     out = ended(process, 10 * PATIENCE_S)
     assert process.returncode == 0, out
-    ended(undisturbed, 10 * PATIENCE_S)
     assert_nothing_is_left(process, out, cut)
     assert_same_runs(cut, whole)
 
 
-@pytest.mark.parametrize("number", GENTLE)
+# Other tests send one process the other two, but look at less of what it leaves.
+@pytest.mark.parametrize("number", [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.long) for n in GENTLE[:2])])
 def test_one_process_saves_its_round_and_says_how_it_ended(tmp_path, number):
     process = everfed(*RUN, "--out", str(tmp_path))
     wait_for_rounds(process, tmp_path)
@@ -225,6 +229,7 @@ def test_ignored_signals_stay_ignored(tmp_path):
     assert process.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.long  # what it does with lost processes is the crew's doing, below
 def test_a_run_whose_process_is_lost_twice_is_named_and_the_others_go_on(tmp_path):
     process = everfed(*SWEEP, "--rounds", "150", "--out", str(tmp_path))
     killed: list[int] = []
@@ -332,8 +337,10 @@ def sweep(policy=None):
     [
         ("sweep()", "file", 'must stand below `if __name__ == "__main__":`'),
         ('if __name__ == "__main__": sweep(Own())', "file", "did 2"),
-        ("sweep()", "stdin", "did 4"),
-        ("sweep(Own())", "stdin", "a worker process cannot load an object of the experiment"),
+        pytest.param("sweep()", "stdin", "did 4", marks=pytest.mark.long),
+        pytest.param(
+            "sweep(Own())", "stdin", "a worker process cannot load an object of the experiment", marks=pytest.mark.long
+        ),
     ],
     ids=["unguarded", "guarded", "stdin", "stdin with an object of its own"],
 )

@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
+from drawing import drawn
 from everfed.energy.profile import LONGEST_CYCLE, Profile
 from everfed.energy.trace import Series, per_round, read_trace
 from everfed.errors import InputError
 
-deterministic = settings(derandomize=True, deadline=None, max_examples=60)
+deterministic = drawn(60)
 
 POWERS = st.lists(st.sampled_from([0.0, 0.25, 3.0, 1e3]) | st.floats(0.0, 50.0), min_size=2, max_size=20)
 STEPS = st.sampled_from([0.1, 0.3, 1.0, 60.0, 900.0, 3600.0])

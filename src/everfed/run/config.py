@@ -9,6 +9,7 @@ import typing
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ _RENAMED = {"mifa": "last-updates", "scaffold": "ht-scaffold"}
 _WRITTEN_OUT = {"data", "split", "fleet", "policy", "model", "client", "rounds", "local_steps", "batch_size", "seed"}
 
 _LARGEST = 10_000_000  # bytes of a file
+_hints = cache(typing.get_type_hints)  # classes do not change, and to evaluate annotations is slow
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -47,7 +49,7 @@ def to_dict(value: Any) -> dict[str, Any]:
     if not in_a_table and not isinstance(value, Experiment):
         return live.describe(value)
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
-    hints = typing.get_type_hints(type(value))
+    hints = _hints(type(value))
     for field in registry.options(value):
         part = getattr(value, field.name)
         if not field.metadata.get("left_out") or part != field.default:
@@ -67,7 +69,7 @@ def plain(part: Any, hint: Any) -> Any:
     if part is None or isinstance(part, bool | int | float | str):
         return part
     if hint is type(part):  # options with options of their own
-        hints = typing.get_type_hints(hint)
+        hints = _hints(hint)
         return {f.name: plain(getattr(part, f.name), hints[f.name]) for f in fields(part)}
     return to_dict(part)
 
@@ -158,7 +160,7 @@ def _experiment(raw: Mapping[str, Any]) -> Experiment:
 
 def _decode(cls: type[Any], raw: Mapping[str, Any], where: str) -> Any:
     """An instance of a dataclass from a table of values, or an error that says where."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     written = {f.name for f in registry.options(cls) if not f.metadata.get("live")}
     objects = {f.name for f in registry.options(cls)} - written
     values = {}
@@ -183,7 +185,7 @@ def _unknown_key(cls: type[Any], key: str, where: str, names: set[str]) -> str:
         return [kind for kind, one in (table or {}).items() if any(f.name == key for f in registry.options(one))]
 
     if not where:
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         if parts := [name for name in names if having(table_of(hints[name]))]:
             meant = " or ".join(f"'{part}.{key}'" for part in sorted(parts))
             return f"unknown key '{key}'. Did you mean {meant}?"
@@ -272,7 +274,7 @@ def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
 
 def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
     """Make paths absolute, in place: those in a file are relative to that file."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for field in registry.options(cls):
         value, hint = raw.get(field.name), hints[field.name]
         if field.metadata.get("file") and isinstance(value, str) and value:
@@ -344,7 +346,7 @@ def _default_part(name: str) -> dict[str, Any]:
     default = getattr(Experiment(), name, None)
     if not is_dataclass(default):
         raise InputError(unknown("key", name, [f.name for f in fields(Experiment)]))
-    found: dict[str, Any] = plain(default, typing.get_type_hints(Experiment)[name])
+    found: dict[str, Any] = plain(default, _hints(Experiment)[name])
     return found
 
 
@@ -376,7 +378,7 @@ def by_content(experiment: Experiment) -> Experiment:
 
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
     """Dotted keys whose values differ, with both values; files differ by their content."""
-    hints = typing.get_type_hints(Experiment)
+    hints = _hints(Experiment)
     later = (f for f in fields(Experiment) if f.metadata.get("left_out"))
     defaults = flat({f.name: plain(f.default, hints[f.name]) for f in later})
     one, two = (defaults | flat(to_dict(by_content(each))) for each in (a, b))
