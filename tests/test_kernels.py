@@ -70,8 +70,14 @@ def test_every_kind_of_model_trains_like_the_reference(name):
     assert_alike(model, data, ef.Adam(1e-2, eps=1e-3))
 
 
-@pytest.mark.parametrize("keep", [True, False], ids=["kept state", "fresh state"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "keep"),
+    [
+        pytest.param(n, keep, marks=[pytest.mark.long] * (not keep and n != "adam"))
+        for n in OPTIMIZERS
+        for keep in (True, False)
+    ],
+)
 def test_every_optimizer_steps_like_the_reference(optimizer, keep):
     model, data = made("mlp")
     assert_alike(model, data, OPTIMIZERS[optimizer], keep_state=keep)
@@ -102,7 +108,8 @@ def test_rows_that_fill_a_bucket_disturb_nobody():
     assert [trainer.bucket(n, 40) for n in (1, 2, 15, 16, 17, 33, 39, 40)] == [1, 2, 15, 16, 18, 36, 40, 40]
     model, _ = made("linear")
     data = images((10,), clients=20)
-    fast, slow = (ef.TRAINERS[t](task(model, data, ef.Adam(1e-2, eps=1e-3))) for t in ("kernels", "one-by-one"))
+    adam = ef.Adam(1e-2, eps=1e-3)
+    fast, slow = (ef.TRAINERS[t](task(model, data, adam, local_steps=1)) for t in ("kernels", "one-by-one"))
     params = fast.task.layout.flatten(model)
     for round, clients in enumerate((range(17), range(3, 20), range(17))):
         got, expected = (deltas(t, params, clients, round)[0] for t in (fast, slow))
@@ -128,7 +135,10 @@ def test_less_memory_than_one_client_needs_is_an_error():
         ef.TRAINERS["kernels"](task(model, data, ef.Adam(), memory_budget=10))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", "adam", *(pytest.param(f"{n} and decay", marks=pytest.mark.long) for n in ("momentum", "adam"))],
+)
 def test_client_state_can_move_to_the_batched_trainer_and_back(optimizer):
     model, data = made("mlp")
     uncut, first = (ef.TRAINERS["kernels"](task(model, data, OPTIMIZERS[optimizer])) for _ in range(2))
@@ -179,6 +189,7 @@ def test_a_client_that_is_not_finite_is_found_and_can_be_left_out():
     assert update.norm() > 0
 
 
+@pytest.mark.long
 def test_clients_that_come_after_the_table_grew_start_from_zero():
     """Spare rows behind the old table were written by the unused places of a bucket."""
     model, _ = made("linear")
@@ -314,9 +325,9 @@ def test_kernels_compile_for_a_data_centre_gpu(precision, models, tmp_path):
 
 
 def test_a_gpu_with_too_little_shared_memory_is_noticed_before_training(tmp_path):
-    told = compiled_for(90, 20000, "bf16", tmp_path)
+    told = compiled_for(90, 10000, "bf16", tmp_path, "cnn")
     assert "CannotLowerError" in told.stderr
-    assert "bytes of shared memory, but there are 20000" in told.stderr
+    assert "bytes of shared memory, but there are 10000" in told.stderr
 
 
 @pytest.mark.skipif(not GPU, reason="there is no GPU here")
