@@ -300,6 +300,7 @@ def test_sweep_runs_the_grid_and_a_larger_grid_adds_to_it(everfed):
     assert methods["algorithm1, client.lr=0.01"]["seeds"] == [0, 1]
 
 
+@pytest.mark.long  # the next one does it in one process
 def test_a_run_that_diverges_does_not_end_the_sweep(everfed):
     result = everfed("sweep", "digits-quick", "--rounds", "5", "--seeds", "1", "--grid", "client.lr=0.1,1e30", "--json")
     assert result.code == 1

@@ -57,12 +57,18 @@ def distance(one, other):
 ROUNDED = ["greedy-normalized", "fedvarp", "ht-varp", "last-updates", "mifa", "scaffold", "ht-scaffold"]
 
 
-@pytest.mark.parametrize("method", [m for m in ef.METHODS if m not in ROUNDED])
-@pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
-def test_with_all_cycles_one_every_method_is_fedavg_bit_for_bit(method, trainer, digits):
+@pytest.fixture(scope="module", params=["batched", "one-by-one"])
+def with_all_cycles_one(request, digits):
+    """A method's run by one of the trainers, and FedAvg's."""
     ones = ef.Fleet.from_cycles([1] * 8)
-    kwargs = settings(rounds=5, client=ef.Adam(1e-2), trainer=trainer, eval_every=2)
-    history, fedavg = (ef.simulate("mlp", digits, ones, m, **kwargs) for m in (method, "fedavg"))
+    kwargs = settings(rounds=5, client=ef.Adam(1e-2), trainer=request.param, eval_every=2)
+    fedavg = ef.simulate("mlp", digits, ones, "fedavg", **kwargs)
+    return lambda method: (ef.simulate("mlp", digits, ones, method, **kwargs), fedavg)
+
+
+@pytest.mark.parametrize("method", [m for m in ef.METHODS if m not in ROUNDED])
+def test_with_all_cycles_one_every_method_is_fedavg_bit_for_bit(method, with_all_cycles_one):
+    history, fedavg = with_all_cycles_one(method)
     assert same_params(history.params, fedavg.params)
     assert plain(history) == plain(fedavg)
 
@@ -579,13 +585,13 @@ def test_params_are_a_copy_on_the_cpu(digits, fleet):
 @pytest.mark.parametrize(
     ("method", "where", "tolerance"),
     [
-        ("fedavg", 1.5, 0.001),  # the true optimum: the mean of the targets
+        pytest.param("fedavg", 1.5, 0.001, marks=pytest.mark.long),  # the true optimum: the mean of the targets
         ("algorithm1", 1.5, 0.08),  # the same, up to the bias and the noise of a finite step
         ("greedy", (1 / 5 + 2 / 10 + 3 / 20) / (1 + 1 / 5 + 1 / 10 + 1 / 20), 0.01),  # weighed by 1/E: 0.4074
         ("greedy-normalized", (1.5 + 1.0 + 0.5 + 0.5) / 20, 0.01),  # means over who is there, over 20 rounds
         ("mifa", 1.5, 0.001),  # nothing is left to chance once everybody has been seen
-        ("fedawe", 1.5, 0.08),
-        ("fedau", 1.5, 0.08),
+        pytest.param("fedawe", 1.5, 0.08, marks=pytest.mark.long),
+        pytest.param("fedau", 1.5, 0.08, marks=pytest.mark.long),
     ],
 )
 def test_on_quadratics_each_method_converges_to_its_own_point(method, where, tolerance):

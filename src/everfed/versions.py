@@ -48,6 +48,7 @@ def plugin_digests(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+@functools.cache  # every checkpoint asks, and metadata are read from files
 def package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
