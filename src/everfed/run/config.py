@@ -6,7 +6,7 @@ Keys, types and defaults come from the registered classes. Unknown keys are erro
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -39,7 +39,7 @@ _RENAMED = {"mifa": "last-updates", "scaffold": "ht-scaffold"}
 _WRITTEN_OUT = {"data", "split", "fleet", "policy", "model", "client", "rounds", "local_steps", "batch_size", "seed"}
 
 _LARGEST = 10_000_000  # bytes of a file
-_hints = cache(typing.get_type_hints)  # classes do not change, and to evaluate annotations is slow
+_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)  # to evaluate annotations is slow
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
