@@ -257,7 +257,8 @@ def test_a_metric_that_collects_begins_anew_at_every_evaluation():
         "group E=3",
         "group E=5",
         "clients mean",
-        "clients worst tenth",
+        "clients lowest tenth",
+        "clients highest tenth",
     }
 
 

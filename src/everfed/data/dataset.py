@@ -83,13 +83,13 @@ class Dataset(CentralDataset):
             self.owners.check_lengths(len(self.y), len(self.test_y))
 
     def hold_out(self, part: float, seed: int = 0) -> Dataset:
-        """Held out before the split, stratified by class.
+        """Held out before the split, stratified by class; of natural clients from each in proportion.
 
         So the held-out samples are distributed like the test set, whatever the split, and the clients' shares do not
         change. A fraction of each client's samples would be very few in a fleet of small clients.
         """
         check_seed(seed)
-        kept, held = self._held_out(part, seed)
+        kept, held = self._held_out(part, seed, owners=self.owners.train if self.owners else None)
         owners = self.owners.held_out(kept, held) if self.owners else None
         x, test_x = taken(self.x, kept), taken(self.x, held)
         return replace(self, x=x, y=self.y[kept], test_x=test_x, test_y=self.y[held], owners=owners)

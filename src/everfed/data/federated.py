@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from everfed.arrays import Inputs, Ints, count, each, joined, parts, taken
-from everfed.checks import checked as checked_value
+from everfed.checks import check_count, checked as checked_value
 from everfed.data.augment import Augment, Plain
 from everfed.data.plain import Pair, as_pair, check_lengths, labels, samples, whole_numbers
 from everfed.data.targets import AUTO, TASKS, as_targets, check_targets, classes_in, task_of
@@ -116,7 +116,7 @@ class FederatedData:
 
 def from_arrays(
     clients: Sequence[tuple[Any, Any]],
-    test: tuple[Any, Any] | Sequence[tuple[Any, Any]] | None = None,
+    test: tuple[Any, Any] | list[tuple[Any, Any]] | None = None,
     name: str = "arrays",
     task: str = AUTO,
     classes: int | None = None,
@@ -148,6 +148,7 @@ def from_arrays(
         test_x, test_y = joined([x for x, _ in tests]), np.concatenate([y for _, y in tests])
     if classes is None:
         classes = classes_in(y, test_y, task=checked_value("task", task, str))
+    check_count("classes", classes, least=0)
     order = np.arange(len(y))
     return checked(FederatedData(x, y, order, starts, test_x, test_y, classes, name, task=task, test_owner=owner))
 
@@ -170,7 +171,7 @@ def _test_pairs(test: Any, clients: int) -> tuple[list[Pair], Ints | None]:
 
 def _check_alike(pairs: list[Pair]) -> None:
     """Check that all clients and the test set hold the same kind of samples and labels."""
-    names = {", ".join(parts(x)) for x, _ in pairs}
+    names = {", ".join(sorted(parts(x))) for x, _ in pairs}
     if len(names) > 1:
         raise InputError(f"clients, or clients and test set, hold different inputs: {some(sorted(names))}.")
     for what, seen in (
@@ -187,7 +188,7 @@ def _check_alike(pairs: list[Pair]) -> None:
 
 
 def _said(x: Inputs, of: Any) -> str:
-    return ", ".join(f"{name} {of(part)}".strip() for name, part in parts(x).items())
+    return ", ".join(f"{name} {of(part)}".strip() for name, part in sorted(parts(x).items()))
 
 
 def checked(data: FederatedData) -> FederatedData:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -41,7 +42,7 @@ class Folder(Checked):
     regression; several booleans a row are labels.
     """
 
-    path: str = ""
+    path: str = field(default="", metadata={"file": True})
     client: str = "client"
     x: str = "x"
     y: str = "y"
@@ -49,6 +50,13 @@ class Folder(Checked):
     about: tuple[str, ...] = ()
     test_part: BelowOne = 0.2
     task: Task = "auto"
+    sha256: str = ""  # of all files; a run folder holds it
+
+    def pinned(self) -> Folder:
+        """The same, tied to the content that the files have now."""
+        if self.sha256:
+            return self
+        return replace(self, path=str(Path(self.path).absolute()), sha256=_digest(self._files()))
 
     def load(self) -> Dataset:
         train, test = self.rows()
@@ -56,12 +64,12 @@ class Folder(Checked):
 
     def rows(self) -> tuple[Rows, Rows | None]:
         """Those of the training set, and of the test set if the folder has one."""
-        place = Path(self.path)
-        if not self.path or not place.exists():
+        place, files = Path(self.path), self._files()
+        if self.sha256 and _digest(files) != self.sha256:
             raise InputError(
-                f"data.path is '{self.path}', which is not there; give a folder with .npy or .parquet files."
+                f"the files in '{self.path}' are not those that this run began with; put them back, or choose another "
+                "folder for the run."
             )
-        files = [place] if place.is_file() else sorted(place.iterdir())
         tables = [path for path in files if path.suffix == ".parquet"]
         if tables:
             from everfed.data.folder_tables import read_tables  # takes a while to import
@@ -70,6 +78,15 @@ class Folder(Checked):
         arrays = _Arrays([path for path in files if path.suffix in (".npy", ".npz")], place)
         test = self._from_arrays(arrays, "test_") if any(name.startswith("test_") for name in arrays.places) else None
         return self._from_arrays(arrays, ""), test
+
+    def _files(self) -> list[Path]:
+        place = Path(self.path)
+        if not self.path or not place.exists():
+            raise InputError(
+                f"data.path is '{self.path}', which is not there; give a folder with .npy or .parquet files."
+            )
+        files = [place] if not place.is_dir() else sorted(place.iterdir())
+        return [path for path in files if path.suffix in (".parquet", ".npy", ".npz")]
 
     def _from_arrays(self, arrays: _Arrays, prefix: str) -> Rows:
         several = [name for name in arrays.places if name.startswith(f"{prefix}{self.x}_")]
@@ -80,6 +97,15 @@ class Folder(Checked):
             x = arrays.read(f"{prefix}{self.x}")
         about = {} if prefix else {name: arrays.read(name) for name in self.about}
         return Rows(x, arrays.read(f"{prefix}{self.y}"), arrays.read(f"{prefix}{self.client}"), about)
+
+
+def _digest(files: list[Path]) -> str:
+    found = hashlib.sha256()
+    for path in files:
+        file_size(path)  # refuses what is no file
+        with _refused(path), open(path, "rb") as file:
+            found.update(f"{path.name};{hashlib.file_digest(file, 'sha256').hexdigest()};".encode())
+    return found.hexdigest()
 
 
 class _Arrays:

@@ -25,7 +25,7 @@ _BARE_EXIT = re.compile(r"(?<=[.!?])\s*(Exit|Exeunt)( [A-Z]\w+)?$")
 _WORD = r"(?:[A-Z][A-Za-z'-]*|\d|of|the|and|de|to|&c?|&C)"
 _NAME = re.compile(rf"({_WORD}(?:[ .,]+{_WORD})*)[ .:,]*(--)?")
 _INLINE = re.compile(r"([A-Z][A-Z' -]+)\.\s+(?=\S)")
-_GROUP = re.compile(r"(ALL|BOTH|SOME)\b|.*(&|,| AND )")
+_GROUP = re.compile(r"(ALL|BOTH|SOME|CITIZENS|SENATORS|SOLDIERS|LORDS|SERVANTS|PEOPLE)\b|.*(&|,| AND )")
 _NOBODY = {"ALL", "SONG", "II", "III", "IV", "DUMB SHOW", "THE ORDER OF THE CORONATION", "TROILUS AND CRESSIDA"}
 
 # Abbreviations, misprints, and roles that are renamed as they rise, by play: what stands there, and who it is.

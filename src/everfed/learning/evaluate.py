@@ -20,7 +20,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.learning.calling import outputs_of
 from everfed.learning.layout import Layout
-from everfed.learning.measures import BROUGHT, METRICS, Measure, Metric, measured, own_metrics
+from everfed.learning.measures import BROUGHT, METRICS, Measure, Metric, measured, name_of, own_metrics
 from everfed.learning.metrics import NAMES, Metrics as Metrics
 from everfed.learning.objectives import Targets, per_target
 from everfed.learning.precision import autocast
@@ -56,10 +56,12 @@ class Evaluator:
         x, y = test or (data.test_x, data.test_y)
         self.x, self.y = each(lambda part: own_tensor(part, device), x), own_tensor(y, device)
         self.classes = data.classes
+        # By name: comparing objects of libraries may give anything.
+        self.asked = [m if isinstance(m, str) else name_of(m) for m in metrics]
         self.metrics = self._chosen(metrics)
         self.groups = {g.label: g.clients for g in fleet.groups()}
         self.owner = data.test_owner if test is None else None
-        self.clients, self.batch, self.asked = len(data), _BATCH, tuple(metrics)
+        self.clients, self.batch = len(data), _BATCH
         if self.owner is not None:
             self.owner_on_device = own_tensor(self.owner, device)
         # Without owners: the labels of each group, and of each client, by which the test set is re-weighted.
@@ -73,7 +75,7 @@ class Evaluator:
                 self._prepare()
 
     def _chosen(self, metrics: Sequence[str | Metric]) -> dict[str, Metric]:
-        names = [name for name in BROUGHT[self.task] if name not in metrics]
+        names = [name for name in BROUGHT[self.task] if name not in self.asked]
         found = own_metrics([*names, *metrics], NAMES)
         for name, metric in found.items():
             if isinstance(metric, Measure) and self.task not in metric.tasks:
@@ -99,7 +101,7 @@ class Evaluator:
             self.metrics = {n: m for n, m in self.metrics.items() if n not in BROUGHT[REGRESSION] or n in self.asked}
         found = self._own(self._all_outputs(params), {}) if self.metrics else {}
         for name, value in found.items():
-            if math.isnan(value) and (name in self.asked or self.metrics[name] in self.asked):
+            if math.isnan(value) and name in self.asked:
                 raise InputError(
                     f"the metric '{name}' is NaN on this test set with the initial model; it must be a number."
                 )
@@ -227,21 +229,22 @@ class Evaluator:
         groups = {f"group {label}": of(clients) for label, clients in self.groups.items()}
         holders = np.unique(self.owner[self.owner >= 0])
         each_client = np.array([of(np.array([client])) for client in holders])
-        lower_is_better = isinstance(metric, Measure) and name in ("mae", "perplexity")
-        return groups | _spread(each_client[~np.isnan(each_client)], max if lower_is_better else min)
+        return groups | _spread(each_client[~np.isnan(each_client)], _worst(name, metric))
 
     def _all_outputs(self, params: Tensor) -> Tensor:
         batches = [slice(start, start + self.batch) for start in range(0, len(self.y), self.batch)]
         return torch.cat([self._outputs(params, part) for part in batches])
 
     def _outputs(self, params: Tensor, part: slice) -> Tensor:
+        # Into the module, so that weights that it shares between its parts stay shared.
+        self.layout.load(params, self.module)
         training = self.module.training
         self.module.eval()
         try:
             with torch.no_grad(), autocast(self.precision):
                 # Copies, since a model may change its inputs in place.
                 inputs: Inputs = each(lambda x: self.augment.evaluate(x[part].clone()), self.x)
-                return outputs_of(self.module, inputs, self.layout.unflatten(params)).float()
+                return outputs_of(self.module, inputs).float()
         finally:
             self.module.train(training)
 
@@ -264,13 +267,23 @@ def _ratio(total: float, count: float) -> float:
     return float(total / count) if count else math.nan
 
 
+def _worst(name: str, metric: Metric) -> Any:
+    """max if high values are bad, min if low ones are, None if that is not known."""
+    if isinstance(metric, Measure):
+        return max if name in ("mae", "perplexity") else min
+    better = getattr(metric, "higher_is_better", None)  # as torchmetrics has it; a function may have it too
+    return None if better is None else min if better else max
+
+
 def _spread(values: Floats, worst: Any) -> dict[str, float]:
-    """Mean and worst tenth, rounded up to whole clients."""
+    """Mean and worst tenth, rounded up to whole clients; both ends where the worse one is not known."""
     if len(values) == 0:
         return {}
-    ordered = np.sort(values)[:: -1 if worst is max else 1]
-    tenth = ordered[: -(-len(values) // 10)]
-    return {"clients mean": float(values.mean()), "clients worst tenth": float(tenth.mean())}
+    ordered, count = np.sort(values), -(-len(values) // 10)
+    ends = {"lowest": float(ordered[:count].mean()), "highest": float(ordered[-count:].mean())}
+    if worst is not None:
+        ends = {"worst": ends["highest" if worst is max else "lowest"]}
+    return {"clients mean": float(values.mean()), **{f"clients {end} tenth": value for end, value in ends.items()}}
 
 
 def _mixed(per_class: Floats, mix: Floats) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import softmax
 from torch import Tensor
 
 from everfed import registry
@@ -65,7 +66,8 @@ def _f1(outputs: Array, y: Array, weights: Floats | None) -> Floats:
     from sklearn.metrics import f1_score  # a second to import, here and below
 
     if y.ndim == 2:
-        return np.atleast_1d(f1_score(y, outputs > 0, average=None, sample_weight=weights, zero_division=0))
+        pairs = zip(y.T, outputs.T > 0, strict=True)
+        return np.array([f1_score(right, said, sample_weight=weights, zero_division=0) for right, said in pairs])
     found = f1_score(
         y, outputs.argmax(axis=1), labels=np.arange(outputs.shape[1]), average=None, sample_weight=weights,
         zero_division=np.nan,  # a class that is neither there nor predicted
@@ -76,11 +78,13 @@ def _f1(outputs: Array, y: Array, weights: Floats | None) -> Floats:
 def _auc(outputs: Array, y: Array, weights: Floats | None) -> Floats:
     from sklearn.metrics import roc_auc_score
 
-    right = y if y.ndim == 2 else y[:, None] == np.arange(outputs.shape[1])
+    right, scores = y, outputs
+    if y.ndim == 1:  # one class against the rest, by its probability: a score says nothing without the others
+        right, scores = y[:, None] == np.arange(outputs.shape[1]), softmax(outputs.astype(np.float64), axis=1)
     both = (right.min(axis=0) < right.max(axis=0)).nonzero()[0]
     found = np.full(outputs.shape[1], math.nan)
-    for c in both:  # one class against the rest
-        found[c] = roc_auc_score(right[:, c], outputs[:, c], sample_weight=weights)
+    for c in both:
+        found[c] = roc_auc_score(right[:, c], scores[:, c], sample_weight=weights)
     return found
 
 
@@ -133,11 +137,18 @@ BROUGHT: dict[str, tuple[str, ...]] = {
 }
 
 
+def name_of(metric: Metric) -> str:
+    """A function's own name, an object's that has one, or that of its class."""
+    if getattr(metric, "only_named", False):  # of a stored run, whose function is not here
+        return str(metric.name)  # type: ignore[attr-defined]
+    return str(getattr(metric, "__name__", type(metric).__name__))
+
+
 def own_metrics(metrics: Sequence[str | Metric], reserved: Sequence[str] = ()) -> dict[str, Metric]:
     """Functions by name, from names of `METRICS` and functions, which go by their own names."""
     found: dict[str, Metric] = {}
     for metric in metrics:
-        name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+        name = metric if isinstance(metric, str) else name_of(metric)
         if name in found or name in reserved:
             raise InputError(f"two metrics are called '{name}'; give each its own name.")
         if isinstance(metric, type):

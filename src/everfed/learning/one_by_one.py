@@ -68,6 +68,9 @@ class OneByOne:
                 outputs = outputs_of(module, x)
             loss = task.loss(outputs.float(), y)
             backward(loss)
+            for parameter in optimizer.param_groups[0]["params"]:
+                if parameter.grad is None:  # unused this time; torch would spare it decay and momentum
+                    parameter.grad = torch.zeros_like(parameter)
             self._adjust(start, client)
             optimizer.step()
             losses.append(loss.detach())
@@ -80,7 +83,7 @@ class OneByOne:
         if not self.task.gradients:
             return
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        slopes = [p.grad for p in trained if p.grad is not None]
         rows = [torch.cat([t.reshape(-1) for t in ts])[None] for ts in (slopes, trained)]
         grads, values = (row.detach() for row in rows)
         changed = adjusted(self.task.gradients, grads, values, start, np.array([client]))[0]

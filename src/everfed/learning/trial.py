@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -28,6 +29,9 @@ from everfed.learning.task import DeviceData, Loss
 
 # How far two evaluations of the same samples may be apart, relative to the largest output: a GPU adds in any order.
 _ROUNDING = 1e-4
+
+# How many places of a sample are looked at one by one, and not only together.
+_MOST_PLACES = 32
 
 # How often they are evaluated: a mask that rarely drops may be the same twice.
 _TIMES = 4
@@ -74,6 +78,8 @@ def _hint(data: FederatedData | OnDemand, error: Exception) -> str:
     kinds = {part.dtype.kind + str(part.dtype.itemsize) for part in parts(data.test_x).values()}
     if "i8" in kinds:
         return " Whole numbers stay so, for models that embed tokens; give measurements as floats, x.astype('float32')."
+    if "f4" in kinds and "Long" in said:
+        return " Give tokens as whole numbers, x.astype('int64')."
     if "u1" in kinds:
         return " Bytes (uint8) are taken as images and scaled to 0 to 1; give tokens as int64."
     return ""
@@ -90,7 +96,11 @@ def check_tokens(module: nn.Module, data: FederatedData | OnDemand) -> None:
         module.eval()
         try:
             for where, x in (("training", first[0]), ("test", data.test_x)):
+                tried: set[int] = set()
                 for number, said in _extremes(x):
+                    if number in tried:
+                        continue
+                    tried.add(number)
                     inputs = each(lambda part: data.augment.evaluate(torch.tensor(part)), taken(x, [number, number]))
                     try:
                         outputs_of(module, inputs)
@@ -109,20 +119,28 @@ def _extremes(x: Inputs) -> Iterator[tuple[int, str]]:
     for name, part in parts(x).items():
         if part.dtype == np.int64 and part.size:
             rows = part.reshape(len(part), -1)
-            most, least = rows.max(axis=1), rows.min(axis=1)
             of = f" of '{name}'" if name else ""
-            yield int(most.argmax()), f"the highest number{of}, {most.max()}"
-            yield int(least.argmin()), f"the lowest number{of}, {least.min()}"
+            # First of all places, then of each, since columns may go to tables of their own.
+            yield int(rows.max(axis=1).argmax()), f"the highest number{of}, {rows.max()}"
+            yield int(rows.min(axis=1).argmin()), f"the lowest number{of}, {rows.min()}"
+            for place in range(min(rows.shape[1], _MOST_PLACES)):
+                column = rows[:, place]
+                yield int(column.argmax()), f"the highest number{of} at place {place}, {column.max()}"
+                yield int(column.argmin()), f"the lowest number{of} at place {place}, {column.min()}"
 
 
-def check_targets(module: nn.Module, sample: Inputs, targets: Tensor) -> None:
-    """Squared error broadcasts silently, (n, 1) against (n) to (n, n): refuse shapes that differ."""
+def check_targets(module: nn.Module, sample: Inputs, targets: Tensor, loss: Loss) -> None:
+    """Squared errors broadcast silently, (n, 1) against (n) to (n, n): refuse shapes that differ.
+
+    A loss of the user's own may want more outputs than targets, such as quantiles, but hardly as many in another shape.
+    """
     with undisturbed(targets.device), torch.no_grad():
         out = outputs_of(module, sample)
-    if out.shape != targets.shape:
+    same = out.shape == targets.shape
+    if not same and (loss is F.mse_loss or out.numel() == targets.numel()):
         raise InputError(
             f"the model gives outputs of shape {tuple(out.shape)} for targets of shape {tuple(targets.shape)}; "
-            "for a squared error both must be the same."
+            "both must be the same, since (n, 1) and (n) would be compared each with each."
         )
 
 

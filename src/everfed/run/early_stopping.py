@@ -46,8 +46,20 @@ class EarlyStopping(Checked):
 
     def check(self, own: Collection[str]) -> None:
         """Refuse a metric that the run does not have. own: the names of its additional metrics."""
-        if self.metric not in _LOWER and self.metric not in own:
-            raise InputError(unknown("early_stopping.metric", self.metric, [*_LOWER, *own]))
+        if self.metric not in (
+            "loss",
+            "accuracy",
+            "worst_group_accuracy",
+            "perplexity",
+            "mae",
+            "r2",
+            "f1",
+            "auc",
+            *own,
+        ):
+            more = f"; add it to the run's metrics: metrics = ['{self.metric}']." if self.metric in _LOWER else ""
+            known = [name for name in _LOWER if not name.startswith("top-")]
+            raise InputError(unknown("early_stopping.metric", self.metric, [*known, *own]).rstrip(".") + (more or "."))
         if self.metric not in _LOWER and self.better == "auto":
             raise InputError(
                 f"early_stopping.metric is '{self.metric}', one of the run's own; say which values are better: "

@@ -25,7 +25,7 @@ from everfed.data.held_out import held_out_of_clients
 from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, ByEnergy, Natural, Split
 from everfed.data.plain import Pair
-from everfed.data.targets import AUTO, TASKS, classes_in
+from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, TASKS, classes_in
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
@@ -214,10 +214,10 @@ class Experiment(Checked):
     def pinned(self) -> Experiment:
         """The same, fixed to the current content of its files."""
         fleet = self.fleet if isinstance(self.fleet, Fleet | Live) else self.fleet.pinned()
-        model: Any = self.model
-        if type(model) in MODELS.values() and hasattr(model, "pinned"):
-            model = model.pinned()
-        return self if fleet is self.fleet and model is self.model else replace(self, fleet=fleet, model=model)
+        data, model = _pinned(self.data, DATASETS), _pinned(self.model, MODELS)
+        if data is self.data and fleet is self.fleet and model is self.model:
+            return self
+        return replace(self, data=data, fleet=fleet, model=model)
 
     def make_data(self, fleet: Fleet) -> FederatedData | OnDemand:
         return self.make_parts(fleet)[0]
@@ -257,8 +257,13 @@ class Experiment(Checked):
             raise InputError(f"the task '{self.task}' cannot be given to {type(data).__name__} data; leave it at auto.")
         classes = data.classes
         if not isinstance(data, OnDemand):
-            classes = classes_in(data.y, data.test_y, task=self.task)
+            known = classes if self.task in (CLASSIFICATION, NEXT_TOKEN) else 0  # more than occur, perhaps
+            classes = max(known, classes_in(data.y, data.test_y, task=self.task))
         return replace(data, task=self.task, classes=classes)
+
+
+def _pinned(part: Any, table: dict[str, type[Any]]) -> Any:
+    return part.pinned() if type(part) in table.values() and hasattr(part, "pinned") else part
 
 
 def _alike(one: Any, two: Any) -> bool:

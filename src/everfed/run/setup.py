@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from everfed.arrays import each, parts
@@ -18,7 +17,7 @@ from everfed.checks import check_count
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.data.plain import Pair
-from everfed.data.targets import REGRESSION
+from everfed.data.targets import REGRESSION, TASKS
 from everfed.errors import InputError, first_line, some, warn
 from everfed.learning import models, trial
 from everfed.learning.calling import outputs_of
@@ -66,8 +65,8 @@ class Setup:
         self.samples = on_device(self.data, self.device)
         with memory.largest_output(self.module) as numbers:
             trial.check_fits(self.module, self.data, self.samples.inputs(2))
-        if self.loss is F.mse_loss:
-            trial.check_targets(self.module, self.samples.inputs(2), self.samples.targets(2))
+        if self.data.task == REGRESSION:
+            trial.check_targets(self.module, self.samples.inputs(2), self.samples.targets(2), self.loss)
         self.layout = Layout(self.module)
         inputs = sum(math.prod(shape) for shape in parts(self.data.input_shape()).values())
         memory.check_training(experiment, self.layout.size, inputs, numbers[0] // 2, self.device)
@@ -175,6 +174,12 @@ def _instance(
 
 def _built(model: models.Model, data: FederatedData | OnDemand, device: torch.device) -> nn.Module:
     """A model of the table, with as many outputs as the task has."""
+    tasks = getattr(model, "tasks", TASKS)
+    if data.task not in tasks:
+        raise InputError(
+            f"the model {type(model).__name__} is for {' and '.join(tasks)}, with a target at each position, but the "
+            f"task of these data is {data.task}; choose another model."
+        )
     shape, outputs = data.input_shape(), data.classes or math.prod(data.target_shape())
     if isinstance(shape, dict):
         raise InputError(

@@ -189,7 +189,13 @@ def _compare(module: nn.Module, read_back: Callable[[Inputs], Tensor], inputs: I
     """Both on the samples together, and on the first alone, since a batch may have any size."""
     for given in (inputs, taken(inputs, slice(1))):
         # Copies, since a model may change its inputs in place.
-        ours = outputs_of(module, each(torch.clone, given))
+        try:
+            ours = outputs_of(module, each(torch.clone, given))
+        except Exception as error:
+            raise InputError(
+                f"the model fails on the samples to compare with ({first_line(error)}); pass some as inputs: "
+                "export_model(run, path, inputs=x)."
+            ) from error
         try:
             theirs = read_back(each(torch.clone, given))
             alike = torch.allclose(ours, theirs, atol=_ABSOLUTE, rtol=_RELATIVE)

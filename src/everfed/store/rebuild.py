@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,9 @@ def made_up(described: Any, count: int) -> Inputs:
         size = (count, *(int(n) for n in shape.split(", ") if n))
         if dtype.is_floating_point:
             return torch.rand(size, generator=torch.Generator().manual_seed(0)).to(dtype)
-        return torch.ones(size, dtype=dtype) if dtype == torch.bool else torch.zeros(size, dtype=dtype)
+        if dtype == torch.bool:  # some of both: a mask that hides everything, either way round, fits no model
+            return (torch.arange(math.prod(size)) % 2 == 0).reshape(size)
+        return torch.zeros(size, dtype=dtype)
 
     return each(made, described)
 

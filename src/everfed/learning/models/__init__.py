@@ -138,6 +138,8 @@ def check(module: nn.Module) -> None:
                 f"{where} has max_norm, which changes its weights in every forward pass, past the optimiser; "
                 "leave max_norm out."
             )
+        if getattr(layer, "sparse", False) and isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            raise InputError(f"{where} has sparse gradients, which no trainer takes; leave sparse out.")
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
         raise InputError(f"the model {type(module).__name__} has no trainable parameters.")

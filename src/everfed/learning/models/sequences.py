@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from everfed.checks import BelowOne, Checked, Count, CountOrZero
+from everfed.data.targets import NEXT_TOKEN
 from everfed.errors import InputError
 from everfed.learning.models.adapters import add_lora, digest, load_pretrained
 from everfed.learning.models.shapes import tokens
@@ -33,6 +36,7 @@ class CharLstm(Checked):
     It gives the scores of the next token at every position. dropout: between the LSTM layers.
     """
 
+    tasks: ClassVar[tuple[str, ...]] = (NEXT_TOKEN,)
     embedding: Count = 8
     hidden: Count = 256
     layers: Count = 2
@@ -95,13 +99,14 @@ class CharGpt(Checked):
     lora: if not 0, only adapters of this rank of the attention's weights are trained (adapters.py), all else is frozen.
     """
 
+    tasks: ClassVar[tuple[str, ...]] = (NEXT_TOKEN,)
     layers: Count = 4
     width: Count = 128
     heads: Count = 4
     dropout: BelowOne = 0.0
     tied: bool = True
     length: CountOrZero = 0
-    pretrained: str = ""
+    pretrained: str = field(default="", metadata={"file": True})
     pretrained_sha256: str = ""  # of the file; a run folder holds it
     lora: CountOrZero = 0
 
@@ -109,7 +114,8 @@ class CharGpt(Checked):
         """The same, tied to the content that the file of weights has now."""
         if not self.pretrained or self.pretrained_sha256:
             return self
-        return replace(self, pretrained_sha256=digest(self.pretrained))
+        path = str(Path(self.pretrained).absolute())
+        return replace(self, pretrained=path, pretrained_sha256=digest(path))
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         length = tokens(shape, "char-gpt")
