@@ -46,19 +46,9 @@ class EarlyStopping(Checked):
 
     def check(self, own: Collection[str]) -> None:
         """Refuse a metric that the run does not have. own: the names of its additional metrics."""
-        if self.metric not in (
-            "loss",
-            "accuracy",
-            "worst_group_accuracy",
-            "perplexity",
-            "mae",
-            "r2",
-            "f1",
-            "auc",
-            *own,
-        ):
+        known = [name for name in _LOWER if not name.startswith("top-")]  # those that some task brings
+        if self.metric not in (*known, *own):
             more = f"; add it to the run's metrics: metrics = ['{self.metric}']." if self.metric in _LOWER else ""
-            known = [name for name in _LOWER if not name.startswith("top-")]
             raise InputError(unknown("early_stopping.metric", self.metric, [*known, *own]).rstrip(".") + (more or "."))
         if self.metric not in _LOWER and self.better == "auto":
             raise InputError(
