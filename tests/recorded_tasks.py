@@ -64,10 +64,35 @@ def _conv(side: int, dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(4 * (side // 2) ** 2, 5))
 
 
+class _Text(nn.Module):
+    """An LSTM with dropout that scores the next token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embedding, self.drop = nn.Embedding(9, 4), nn.Dropout(0.2)
+        self.lstm, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 9)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        scores: Tensor = self.out(self.lstm(self.drop(self.embedding(tokens)) * mask[..., None])[0])
+        return scores
+
+
+def _texts() -> list[tuple[Any, Any]]:
+    chance = np.random.default_rng(6)
+    data = []
+    for client in range(CLIENTS):
+        tokens = chance.integers(0, 9, (6 + client, 5))
+        mask = np.arange(5) < chance.integers(2, 6, (len(tokens), 1))
+        data.append(({"tokens": tokens, "mask": mask}, np.where(mask, (tokens + 1) % 9, -100)))
+    return data
+
+
 # name: (model, samples of each client, settings of the simulation; augment: how the samples are cropped)
 TASKS: dict[str, Any] = {
     "regression": lambda: (_linear(), _lines(), {}),
     "quadratic": lambda: (_Point(), _quadratics(), {}),
+    "tokens": lambda: (_Text(), _texts(), {}),
     "own-loss": lambda: (_linear(), _lines(), {"loss": nn.functional.smooth_l1_loss}),
     "strange-client": lambda: (_linear(), _lines(strange=True), {"on_divergence": "skip"}),
     "dropout": lambda: (_conv(8, 0.3), _pictures(), {}),

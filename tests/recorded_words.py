@@ -122,6 +122,8 @@ def _cases() -> list[Case]:
         Case("trace", {**_DEVICES, "fleet.groups": _TRACE}),
         # What only Python can say.
         Case("regression", _ARRAYS, task="regression"),
+        Case("tokens", {**_ARRAYS, **_ADAM, "trainer": "batched"}, task="tokens"),
+        Case("tokens-one-by-one", {**_ARRAYS, **_ADAM, "trainer": "one-by-one"}, task="tokens"),
         Case("quadratic", {**_ARRAYS, "method": "scaffold"}, task="quadratic"),
         Case("own-loss", {**_ARRAYS, "trainer": "one-by-one"}, task="own-loss"),
         Case("divergence-skipped", {**_ARRAYS, "method": "fedavg"}, task="strange-client"),

@@ -29,9 +29,9 @@ def run(model, data, trainer, **settings):
     return ef.simulate(model, data, FLEET, trainer=trainer, check_trainer=False, **settings)
 
 
-def agree(model, data, tolerance):
-    fast, slow = (run(model, data, trainer) for trainer in ("batched", "one-by-one"))
-    start = run(model, data, "one-by-one", client=ef.SGD(1e-30)).params
+def agree(model, data, tolerance, **settings):
+    fast, slow = (run(model, data, trainer, **settings) for trainer in ("batched", "one-by-one"))
+    start = run(model, data, "one-by-one", **{**settings, "client": ef.SGD(1e-30)}).params
     moved = torch.cat([(slow.params[name] - start[name]).reshape(-1) for name in start])
     apart = torch.cat([(fast.params[name] - slow.params[name]).reshape(-1) for name in start])
     assert float(apart.norm() / moved.norm()) < tolerance
@@ -52,7 +52,8 @@ def test_models_of_signals_and_pictures_are_batched_right(name):
     shape, options = PICTURES[name]
     draw = np.random.default_rng(0)
     pairs = [(draw.normal(size=(20, *shape)), draw.integers(0, 5, 20)) for _ in range(4)]
-    agree(MODELS[name](**options), ef.from_arrays(pairs, test=pairs[0]), 0.05)
+    # One step: GroupNorm over few numbers turns rounding into differences that grow from step to step.
+    agree(MODELS[name](**options), ef.from_arrays(pairs, test=pairs[0]), 0.02, rounds=1, local_steps=1)
 
 
 def test_a_token_outside_the_table_is_told_and_the_gpu_goes_on():
