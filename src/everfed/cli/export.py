@@ -39,4 +39,5 @@ def export(
     if screen.as_json:
         screen.json({"path": str(path), "bytes": size, "rounds": stored.model_round, "inputs": inputs})
     else:
-        screen.out.print(f"{path} ({readable(size)}), the model after round {stored.model_round}; inputs: {inputs}")
+        said = f"{path} ({readable(size)}), the model after round {stored.model_round}; inputs: {inputs}"
+        screen.out.print(said, soft_wrap=True)
