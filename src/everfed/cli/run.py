@@ -152,12 +152,15 @@ def _table(run: StoredRun, seconds: float) -> Table:
     out = Table(title=title, title_justify="left", show_header=False)
     out.add_column(style="bold")
     out.add_column(justify="right")
-    if final and final.accuracy is not None:
-        out.add_row(f"{evaluated_on([run])} accuracy", f"{100 * final.accuracy:.1f} %")
-        for label, value in (final.group_accuracy or {}).items():
-            out.add_row(f"  as group {label} sees it", f"{100 * value:.1f} %")
     if final:
+        if final.accuracy is not None:
+            out.add_row(f"{evaluated_on([run])} accuracy", f"{100 * final.accuracy:.1f} %")
+            for label, value in (final.group_accuracy or {}).items():
+                out.add_row(f"  as group {label} sees it", f"{100 * value:.1f} %")
         out.add_row(f"{evaluated_on([run])} loss", f"{final.loss:.4f}")
+        if final.accuracy is None:
+            for label, value in (final.group_loss or {}).items():
+                out.add_row(f"  as group {label} sees it", f"{value:.4f}")
         for name, value in final.own.items():
             out.add_row(f"{evaluated_on([run])} {name}", f"{value:.4g}")
     if watched := run.validation:

@@ -18,7 +18,9 @@ from everfed.report.notes import notes
 from everfed.report.page import page
 from everfed.run import config
 from everfed.run.schema import schema
+from everfed.stats import finite
 from everfed.store import StoredRun, Unreadable, find_runs, open_runs
+from everfed.studies.yardstick import ACCURACY, LOSS, yardstick
 
 Folders = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]
 
@@ -46,15 +48,18 @@ def runs(
         screen.json(rows + [{**_headline(one), "copies": []} for one in unreadable])
         return
     rows = [*map(_headline, found), *map(_headline, unreadable)]
-    columns = ("run", "state", "rounds", "accuracy %", "worst group %", "energy spent")
+    # A list compares nothing: runs with an accuracy keep it beside others that have a loss alone.
+    judged = {yardstick([run]) for run in found if run.final} or {ACCURACY}
+    shown = [one for one in (ACCURACY, LOSS) if one in judged]
+    names = [label for one in shown for label in (one.label, one.worst_label)]
+    columns = ("run", "state", "rounds", *names, "energy spent")
     out = table(counted(len(rows), "run"), columns, left=columns[:2])
     for line in rows:
         out.add_row(
             line["run"],
             line["state"] + " early" * line.get("stopped_early", False),
             "-" if line["rounds"] is None else f"{line['rounds_done']}/{line['rounds']}",
-            _percent(line["accuracy"]),
-            _percent(line["worst_group_accuracy"]),
+            *(one.text(line[key]) for one in shown for key in (one.name, f"worst_group_{one.name}")),
             "-" if line["spent"] is None else f"{line['spent']:,.0f}",
         )
     screen.out.print(out)
@@ -63,8 +68,8 @@ def runs(
 
 def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
     """One row; unknown values are None."""
-    names = "run method seed state reason rounds_done rounds accuracy worst_group_accuracy metrics spent"
-    row: dict[str, Any] = {**dict.fromkeys(names.split()), "run": str(run.path)}
+    names = "run method seed state reason rounds_done rounds accuracy worst_group_accuracy loss worst_group_loss"
+    row: dict[str, Any] = {**dict.fromkeys([*names.split(), "metrics", "spent"]), "run": str(run.path)}
     if isinstance(run, Unreadable):
         return row | {"state": "unreadable", "reason": run.reason}
     row |= {
@@ -76,8 +81,10 @@ def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
         "spent": run.energy.spent if run.rounds else None,
     }
     if run.final:
-        final = run.final.to_dict()
-        row |= {name: final[name] for name in ("accuracy", "worst_group_accuracy")} | {"metrics": final.get("own")}
+        row["metrics"] = run.final.to_dict().get("own")
+        for one in (ACCURACY, LOSS):
+            values = {one.name: one.of(run.final), f"worst_group_{one.name}": one.worst_group(run.final)}
+            row |= {name: finite(value) for name, value in values.items()}
     return row | run.ending()
 
 
@@ -160,10 +167,6 @@ def found_in(screen: TextScreen, folders: list[Path], none_is_fine: bool = False
     if not found and not none_is_fine:
         raise InputError(f"there are no runs in {', '.join(map(str, folders))}; create some with everfed run.")
     return list(found.values())
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
 
 
 presets_app = typer.Typer(help="Built-in experiments, to run or to start from.", invoke_without_command=True)

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -176,30 +177,31 @@ def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Cal
     labels = list(dict.fromkeys(run.label for run in runs))
     members = {label: [i for i, run in enumerate(runs) if run.label == label] for label in labels}
     done = [0] * len(runs)
-    accuracy: list[float | None] = [None] * len(runs)
+    latest: dict[int, sweep.Progress] = {}  # with an evaluation
     finished: set[int] = set()
     label_column = TextColumn("{task.description}", markup=False)
-    accuracy_column = TextColumn("accuracy {task.fields[accuracy]}")
     bars = Progress(
-        label_column, BarColumn(), TaskProgressColumn(), accuracy_column, TimeElapsedColumn(),
+        label_column, BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[result]}"), TimeElapsedColumn(),
         console=screen.err, disable=not screen.live,
     )  # fmt: skip
     tasks = {
-        label: bars.add_task(printable(label), total=sum(runs[i].experiment.rounds for i in mine), accuracy="-")
+        label: bars.add_task(printable(label), total=sum(runs[i].experiment.rounds for i in mine), result=_result([]))
         for label, mine in members.items()
     }
 
     def show(progress: sweep.Progress) -> None:
         i, run = progress.run, runs[progress.run]
         done[i] = progress.round
-        accuracy[i] = progress.accuracy if progress.accuracy is not None else accuracy[i]
-        known = [a for j in members[run.label] if (a := accuracy[j]) is not None]
-        mean = sum(known) / len(known) if known else None
-        bars.update(tasks[run.label], completed=sum(done[j] for j in members[run.label]), accuracy=_percent(mean))
+        if progress.loss is not None:
+            latest[i] = progress
+        mine = members[run.label]
+        result = _result([latest[j] for j in mine if j in latest])
+        bars.update(tasks[run.label], completed=sum(done[j] for j in mine), result=result)
         if progress.note:
             screen.note(progress.note)
         elif progress.round == run.experiment.rounds and i not in finished and not screen.live:
-            screen.err.print(f"{run.label}, seed {run.experiment.seed}: done, accuracy {_percent(accuracy[i])}")
+            result = _result([latest[i]] if i in latest else [])
+            screen.err.print(f"{run.label}, seed {run.experiment.seed}: done, {result}")
         if progress.round == run.experiment.rounds:
             finished.add(i)
 
@@ -207,8 +209,12 @@ def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Cal
         yield show
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+def _result(latest: Sequence[sweep.Progress]) -> str:
+    """The mean accuracy, or the mean loss where there is no accuracy."""
+    accuracies = [one.accuracy for one in latest if one.accuracy is not None]
+    if latest and not accuracies:
+        return f"loss {fmean(one.loss for one in latest if one.loss is not None):.4g}"
+    return f"accuracy {100 * fmean(accuracies):.1f} %" if accuracies else "accuracy -"
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def compare(
     work: o.Work,
     screen: Screen,
 ) -> None:
-    """Compare methods on the same fleet: accuracy, energy, and paired differences.
+    """Compare methods on the same fleet: accuracy or loss, energy, and paired differences.
 
     By default Algorithm 1 (each client picks a random round in every window and scales its update), greedy (train as
     soon as there is energy), wait-for-all, and FedAvg with unlimited energy as the upper bound. With the same seed, all

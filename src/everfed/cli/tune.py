@@ -19,6 +19,7 @@ from everfed.report.lines import show
 from everfed.store import StoredRun
 from everfed.studies import sweep
 from everfed.studies.tuning import MOST_STEPS, SEEDS, VALIDATION, Trial, Tuned, tune
+from everfed.studies.yardstick import Yardstick
 
 TUNE_SEEDS = f"{SEEDS[0]}:{SEEDS[-1] + 1}"
 
@@ -50,7 +51,7 @@ def tune_command(
 ) -> None:
     """Choose the learning rate, or any keys, for each method on held-out samples, never on test data.
 
-    Every method has the same candidates, seeds and rounds. A candidate's score is the validation accuracy, averaged
+    Every method has the same candidates, seeds and rounds. A candidate's score is the validation accuracy (or loss), averaged
     over the evaluations in the last tenth of the rounds and over the seeds; ties go to the smaller value. Without
     --grid, it tries client.lr at 1/4 to 4 times the experiment's value. If restarted, it skips finished runs. The
     result, tuned.toml, is an experiment file with a table per method.
@@ -113,7 +114,7 @@ def carried_out(
 
 def trial_table(found: Tuned) -> Table:
     """One row per method and, for one key, one column per value; the chosen one is marked."""
-    title = f"validation accuracy %, mean over {counted(len(found.seeds), 'seed')}"
+    title = f"validation {found.judged.label}, mean over {counted(len(found.seeds), 'seed')}"
     out = Table(title=title, title_justify="left", caption_justify="left")
     out.caption = f"*: chosen; {found.runs_per_method} runs of each method; diverged: under at least one seed"
     out.add_column("method")
@@ -123,18 +124,18 @@ def trial_table(found: Tuned) -> Table:
             out.add_column(f"{key}\n{show(value)}", justify="right", no_wrap=True)
         for method in found.methods:
             mine = [trial for trial in found.trials if trial.method == method]
-            out.add_row(method, *(_cell(trial, trial is found.best(method)) for trial in mine))
+            out.add_row(method, *(_cell(trial, found.judged, trial is found.best(method)) for trial in mine))
         return out
-    for name in (*found.grid, "score"):
+    for name in (*found.grid, found.judged.name):
         out.add_column(name, justify="right")
     for method in found.methods:
         best = found.best(method)
-        out.add_row(method, *(show(value) for value in best.settings.values()), _cell(best, True))
+        out.add_row(method, *(show(value) for value in best.settings.values()), _cell(best, found.judged, True))
     return out
 
 
-def _cell(trial: Trial, best: bool) -> str:
+def _cell(trial: Trial, judged: Yardstick, best: bool) -> str:
     if None in trial.scores:
         return "diverged"
-    said = f"{100 * trial.score:.1f}" if trial.score >= 0 else f"loss {-trial.score:.4g}"
+    said = judged.text(trial.score if judged.higher_is_better else -trial.score)
     return f"{said}*" if best else said

@@ -6,11 +6,16 @@ function groupBars(host) {
   const [width, height] = [Math.max(260, host.clientWidth), 290];
   const frame = { left: 46, right: width - 8, top: 44, bottom: height - 42 };
   const x = scale([0, labels.length], [frame.left, frame.right]);
-  const y = scale([0, 100], [frame.bottom, frame.top]);
+  const { name, percent: inPercent } = data.measure;
+  const factor = inPercent ? 100 : 1;
+  const ends = shown.flatMap((i) => Object.values(data.lines[i].groups).map((v) => v.mean + (v.sd || 0)));
+  const high = inPercent ? 100 : Math.max(...ends.filter(isFinite), 0) * 1.05 || 1;
+  const y = scale([0, high], [frame.bottom, frame.top]);
+  const heightOf = (v) => y(Math.min(high, Math.max(0, factor * v)));
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img",
-    "aria-label": `Final accuracy of ${labels.length} energy groups for ${shown.length} methods; the numbers are in the table below.` });
+    "aria-label": `Final ${name} of ${labels.length} energy groups for ${shown.length} methods; the numbers are in the table below.` });
   const grid = draw("g");
-  axes(grid, frame, x, y, [], ticks(0, 100, 5), { x: "energy group", y: "accuracy, %", at: 12 });
+  axes(grid, frame, x, y, [], ticks(0, high, 5), { x: "energy group", y: name + judgedUnit, at: 12 });
   svg.append(grid);
   const slot = x(1) - x(0);
   const bar = Math.min(44, (slot * 0.82) / Math.max(1, shown.length));
@@ -21,8 +26,8 @@ function groupBars(host) {
       const value = data.lines[i].groups[label];
       if (!value || value.mean === null) return;
       const left = middle + (n - shown.length / 2) * bar;
-      const top = y(100 * value.mean);
-      const words = `${data.lines[i].label}, ${label}: ${plusMinus(value.mean, value.sd, percent, " (sd)")} %`;
+      const top = heightOf(value.mean);
+      const words = `${data.lines[i].label}, ${label}: ${plusMinus(value.mean, value.sd, judged, " (sd)")}${inPercent ? " %" : ""}`;
       svg.append(draw("rect", {
         x: left + 0.5, y: top, width: Math.max(1, bar - 1.5), height: Math.max(0, frame.bottom - top), rx: 1.5,
         class: "bar", style: { fill: colour(i) }, "data-line": i, "data-group": label, "data-value": value.mean,
@@ -30,10 +35,10 @@ function groupBars(host) {
         onpointerleave: hideTip }));
       if (value.sd > 0) {
         const c = left + bar / 2;
-        const [a, b] = [y(100 * Math.min(1, value.mean + value.sd)), y(100 * Math.max(0, value.mean - value.sd))];
+        const [a, b] = [heightOf(value.mean + value.sd), heightOf(value.mean - value.sd)];
         svg.append(draw("path", { d: `M${c} ${a}V${b}M${c - 3} ${a}h6M${c - 3} ${b}h6`, class: "whisker" }));
       }
-      if (bar >= 30) svg.append(draw("text", { x: left + bar / 2, y: Math.min(top - 6, y(100 * Math.min(1, value.mean + value.sd)) - 4), class: "tick middle value" }, percent(value.mean, 0)));
+      if (bar >= 30) svg.append(draw("text", { x: left + bar / 2, y: Math.min(top - 6, heightOf(value.mean + value.sd) - 4), class: "tick middle value" }, inPercent ? percent(value.mean, 0) : number(value.mean, 2)));
     });
   });
   host.replaceChildren(svg);
@@ -42,8 +47,8 @@ function groupBars(host) {
 const groupTable = () => {
   const labels = [...new Set(data.lines.flatMap((line) => Object.keys(line.groups)))];
   const rows = data.lines.filter((_, i) => visible[i]).map((line) => [
-    line.label, ...labels.map((l) => (line.groups[l] ? plusMinus(line.groups[l].mean, line.groups[l].sd, percent) : "–"))]);
-  return table(["method", ...labels], rows, "Final accuracy in percent, mean ± standard deviation over seeds");
+    line.label, ...labels.map((l) => (line.groups[l] ? plusMinus(line.groups[l].mean, line.groups[l].sd, judged) : "–"))]);
+  return table(["method", ...labels], rows, `Final ${data.measure.name}${data.measure.percent ? " in percent" : ""}, mean ± standard deviation over seeds`);
 };
 
 function histograms(host) {

@@ -18,6 +18,7 @@ from everfed.store.files import write_atomically
 from everfed.store.reading import StoredRun
 from everfed.studies.comparison import differences, incomparable, reference_of, summarize, unfinished
 from everfed.studies.sweep import Planned, overwritten
+from everfed.studies.yardstick import yardstick
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Conclusion:
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            "measure": yardstick(self.runs).to_dict(),
             "methods": self.summary,
             "own_settings": self.own_settings,
             "unfinished": self.unfinished,
@@ -71,7 +73,7 @@ def conclude(planned: Sequence[Planned], runs: Sequence[StoredRun], out: Path, s
         notes,
         _own_settings(planned),
         page(runs, out / "report.html") if begun else None,
-        # A summary has accuracies, so there is one to draw.
+        # A summary has accuracies or losses, so there is one to draw.
         figure([run for run in runs if run.final], out / "figure.png") if summary else None,
     )
     content = {**made.to_dict(), "seconds": seconds, "figure": str(made.figure) if made.figure else None}

@@ -22,7 +22,6 @@ from everfed.report.measures import (
     accounts,
     amount,
     fairness,
-    goal,
     late_variation,
     wasted_part,
 )
@@ -36,6 +35,7 @@ from everfed.run.live import KIND
 from everfed.stats import summarize
 from everfed.store.reading import StoredRun
 from everfed.studies.comparison import differences, incomparable
+from everfed.studies.yardstick import Yardstick, yardstick
 
 _MOST_BINS = 36
 _WIDTHS = (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 2, 1)  # of a bin; 1 is a whole number of them
@@ -53,17 +53,17 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
     order = [(run, i) for i, line in enumerate(drawn) for run in (*line.runs, *line.unfinished)]
     fleets = _Fleets()
     edges = _edges(begun)
-    unit, books = Unit.of(begun), accounts(begun)
-    bodies = [_line(line, edges, unit, [fleets.size(run) for run in line.runs]) for line in drawn]
+    unit, books, judged = Unit.of(begun), accounts(begun), yardstick(begun)
+    bodies = [_line(line, edges, unit, judged, [fleets.size(run) for run in line.runs]) for line in drawn]
     for body, verdict in zip(bodies, verdicts(drawn), strict=True):
         body["verdict"] = verdict
     return {
         "title": title or _title(begun),
-        "headline": _headline(bodies, evaluated_on(begun)),
+        "headline": _headline(bodies, evaluated_on(begun), judged),
         "summary": _summary(known.runs, drawn),
         "notes": [*notes(known, drawn), *incomparable(_labelled(drawn), _reference(drawn))],
         "lines": bodies,
-        "runs": [_run(run, i, fleets, unit) for run, i in order],
+        "runs": [_run(run, i, fleets, unit, judged) for run, i in order],
         "fleets": fleets.shown,
         "energy": {
             "unit": unit.name,
@@ -72,7 +72,8 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         },
         "weight_edges": [short(e) for e in edges.tolist()],
         "differences": _differences(drawn),
-        "target": goal(_mean(body, "accuracy") for body in bodies),
+        "measure": judged.to_dict(),
+        "target": judged.goal(_mean(body, judged.name) for body in bodies),
         "evaluated_on": evaluated_on(begun),
         "late_rounds": LATE_ROUNDS,
         "settings": settings(begun, drawn),
@@ -89,7 +90,7 @@ def _shorts(values: Iterable[float]) -> list[float | None]:
     return [short(float(v)) for v in values]
 
 
-def _line(line: Line, edges: Floats, unit: Unit, sizes: Sequence[int]) -> dict[str, Any]:
+def _line(line: Line, edges: Floats, unit: Unit, judged: Yardstick, sizes: Sequence[int]) -> dict[str, Any]:
     weights = np.array([record.round_weight for run in line.runs for record in run.rounds])
     return {
         "label": line.label,
@@ -103,7 +104,7 @@ def _line(line: Line, edges: Floats, unit: Unit, sizes: Sequence[int]) -> dict[s
         "seeds": [run.experiment.seed for run in line.runs],
         "accuracy": _curve(curve(line.runs, lambda m: m.accuracy), unit),
         "loss": _curve(curve(line.runs, lambda m: m.loss), unit),
-        "groups": {label: _moments(values) for label, values in by_group(line.runs).items()},
+        "groups": {label: _moments(values) for label, values in by_group(line.runs, judged).items()},
         "classes": _classes(line),
         "weights": {
             "mean": short(float(weights.mean())),
@@ -111,7 +112,7 @@ def _line(line: Line, edges: Floats, unit: Unit, sizes: Sequence[int]) -> dict[s
             "rounds": len(weights),
             "counts": np.histogram(np.clip(weights, edges[0], edges[-1]), edges)[0].tolist(),
         },
-        "final": _final(line.runs, unit, sizes),
+        "final": _final(line.runs, unit, judged, sizes),
     }
 
 
@@ -148,15 +149,17 @@ def _classes(line: Line) -> list[float | None] | None:
     return _shorts(np.array(finals).mean(axis=0)) if finals else None
 
 
-def _final(runs: Sequence[StoredRun], unit: Unit, sizes: Sequence[int]) -> dict[str, Any]:
+def _final(runs: Sequence[StoredRun], unit: Unit, judged: Yardstick, sizes: Sequence[int]) -> dict[str, Any]:
     def metric(value: Callable[[Metrics], float | None]) -> dict[str, Any] | None:
         return _moments([v for run in runs if run.final and (v := value(run.final)) is not None])
 
+    own = dict.fromkeys(name for run in runs if run.final for name in run.final.own)
     return {
         "accuracy": metric(lambda m: m.accuracy),
-        "worst_group": metric(lambda m: m.worst_group_accuracy),
+        "worst_group": metric(judged.worst_group),
         "loss": metric(lambda m: m.loss),
-        "late_variation": _moments([v for run in runs if (v := late_variation(run)) is not None]),
+        "metrics": {name: metric(lambda m, name=name: m.own.get(name)) for name in own},  # type: ignore[misc]
+        "late_variation": _moments([v for run in runs if (v := late_variation(run, judged=judged)) is not None]),
         "participations": _moments([run.participations for run in runs]),
         "fairness": _moments([fairness(run, n) for run, n in zip(runs, sizes, strict=True)]),
         "wasted_part": _moments([p for run in runs if (p := wasted_part(run)) is not None]),
@@ -166,7 +169,7 @@ def _final(runs: Sequence[StoredRun], unit: Unit, sizes: Sequence[int]) -> dict[
 
 
 def _differences(drawn: Sequence[Line]) -> dict[str, Any] | None:
-    """Accuracies minus those of the reference, seed by seed; None where there is no pair."""
+    """Accuracies (or losses) minus those of the reference, seed by seed; None where there is no pair."""
     reference = _reference(drawn)
     rows = differences(_labelled(drawn), reference)
     return {"reference": reference, "rows": [{"label": label, **row} for label, row in rows.items()]} if rows else None
@@ -237,7 +240,7 @@ class _Fleets:
         return self.place[spec]
 
 
-def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit) -> dict[str, Any]:
+def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit, judged: Yardstick) -> dict[str, Any]:
     place = fleets.add(run.experiment)
     points = evaluations(run)
     keep = _thin(len(points))
@@ -251,7 +254,7 @@ def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit) -> dict[str, An
         "fleet": place,
         "rounds": [points[i][0].round + 1 for i in keep],
         "spent": _shorts(points[i][0].energy.spent * unit.factor for i in keep),
-        "accuracy": [None if (a := points[i][1].accuracy) is None else short(a) for i in keep],
+        judged.name: [None if (v := judged.of(points[i][1])) is None else short(v) for i in keep],
         "raster": raster(run, np.array(fleets.shown[place]["ids"])),
         "battery": batteries(run, fleets.built[place], chosen),
         "cut": len(run.rounds) > MOST_ROUNDS,
@@ -266,10 +269,10 @@ def _title(runs: Sequence[StoredRun]) -> str:
     return f"{name[0].upper()}{name[1:]},{split} {len(first.make_fleet()):,} clients"
 
 
-def _headline(bodies: Sequence[dict[str, Any]], tested: str) -> str:
+def _headline(bodies: Sequence[dict[str, Any]], tested: str, judged: Yardstick) -> str:
     """The finding in one sentence: Algorithm 1 first where it is there, then the others by accuracy."""
     known = [b for b in bodies if _mean(b, "accuracy") is not None]
-    if not known:
+    if not known or not judged.percent:
         losses = [(_mean(b, "loss"), b["label"]) for b in bodies if b["final"]["loss"]]
         if not losses:
             return "No run has been evaluated yet."

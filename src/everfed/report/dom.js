@@ -33,6 +33,9 @@ const number = (value, digits = 4) =>
       ? Math.round(value).toLocaleString("en-US")
       : String(Number(value.toPrecision(digits)));
 const percent = (value, digits = 1) => (value === null || value === undefined ? "–" : (100 * value).toFixed(digits));
+// What the runs are judged by: an accuracy in percent, or a loss as it is.
+const judged = (value, digits = 1) => (data.measure.percent ? percent(value, digits) : number(value));
+const judgedUnit = data.measure.percent ? ", %" : "";
 // A mean with its spread, which one seed does not have.
 const plusMinus = (mean, spread, show, what = "") => (spread === null || spread === undefined ? show(mean) : `${show(mean)} ± ${show(spread)}${what}`);
 const plural = (n, what) => `${n.toLocaleString("en-US")} ${what}${n === 1 ? "" : "s"}`;

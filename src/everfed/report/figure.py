@@ -1,4 +1,4 @@
-"""The paper's figure: accuracy over the rounds, and what each energy group gets in the end."""
+"""The paper's figure: accuracy (or loss) over the rounds, and what each energy group gets in the end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from everfed.report.distinct import distinct
 from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
 from everfed.stats import margins
 from everfed.store.reading import StoredRun
+from everfed.studies.yardstick import Yardstick, yardstick
 
 _FORMATS = (".pdf", ".png", ".svg")
 _LOOK: Any = {
@@ -37,43 +38,45 @@ def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> P
         raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; got '{path.name}'.")
     for note in distinct(runs).notes:
         warn(note)
-    drawn = [line for line in lines(runs) if curve(line.runs, lambda m: m.accuracy) is not None]
+    judged = yardstick(runs)
+    drawn = [line for line in lines(runs) if curve(line.runs, judged.of) is not None]
     if not drawn:
-        raise InputError(
-            "none of the runs has an accuracy to draw: they were not evaluated, or have no classes or test set."
-        )
+        raise InputError("none of the runs has an accuracy or a loss to draw: they were not evaluated.")
     import matplotlib
 
     with matplotlib.rc_context(_LOOK):
-        picture = _draw(drawn, title and title.encode(errors="backslashreplace").decode())
+        picture = _draw(drawn, judged, title and title.encode(errors="backslashreplace").decode())
         path.parent.mkdir(parents=True, exist_ok=True)
         undated = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[path.suffix.lower()]
         picture.savefig(path, dpi=200, metadata=undated)
     return path
 
 
-def _draw(drawn: Sequence[Line], title: str | None) -> Any:
+def _draw(drawn: Sequence[Line], judged: Yardstick, title: str | None) -> Any:
     # Figure and not pyplot: no global state, so a notebook's or a server's backend stays as it is.
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = picture.subplots(1, 2, sharey=True, width_ratios=(1.45, 1))
-    groups = list(dict.fromkeys(label for line in drawn for label in by_group(line.runs)))
+    # Losses begin high: on their scale, what the groups end with would be flat.
+    left, right = picture.subplots(1, 2, sharey=judged.percent, width_ratios=(1.45, 1))
+    groups = list(dict.fromkeys(label for line in drawn for label in by_group(line.runs, judged)))
     runs = [run for line in drawn for run in line.runs]
     for place, line in enumerate(drawn):
-        _curve(left, line)
-        _groups(right, line, groups, place, len(drawn))
+        _curve(left, line, judged)
+        _groups(right, line, judged, groups, place, len(drawn))
     left.set(
-        title=f"{evaluated_on(runs).capitalize()} accuracy{_spread_said(drawn)}",
+        title=f"{evaluated_on(runs).capitalize()} {judged.name}{_spread_said(drawn)}",
         xlabel="round",
-        ylabel="accuracy (%)",
-        ylim=(0, 101),
+        ylabel=f"{judged.name} (%)" if judged.percent else judged.name,
         xlim=(0, max(run.rounds[-1].round + 1 for line in drawn for run in line.runs)),
     )
+    if judged.percent:
+        left.set_ylim(0, 101)
     named = any(not label.startswith("E=") for label in groups)
     same = ", same interval" if any(len(line.runs) > 1 for line in drawn) else ""
     right.set(
-        title=f"Final accuracy by energy group{same}", xlabel="" if named else "rounds to harvest one round's energy"
+        title=f"Final {judged.name} by energy group{same}",
+        xlabel="" if named else "rounds to harvest one round's energy",
     )
     # Names of groups are long: one part a line.
     right.set_xticks(range(len(groups)), [label.replace(", ", "\n").replace(" @ ", "\n") for label in groups])
@@ -99,23 +102,27 @@ def _spread_said(drawn: Sequence[Line]) -> str:
     return f": mean over {seeds}, 95 % interval of the mean" if several else f", {seeds}"
 
 
-def _curve(axes: Any, line: Line) -> None:
-    points = curve(line.runs, lambda m: m.accuracy)
+def _curve(axes: Any, line: Line, judged: Yardstick) -> None:
+    points = curve(line.runs, judged.of)
     assert points is not None
-    mean, margin, look = 100 * points.mean, 100 * points.margin, line.style
+    mean, margin, look = judged.factor * points.mean, judged.factor * points.margin, line.style
     axes.plot(
         points.rounds, mean, color=look.colour, label=line.label, marker=look.marker, markersize=4,
         linestyle=(0, [part / 2 for part in look.dash]) if look.dash else "-",
         linewidth=2.2 if line.method == "algorithm1" else 1.6, markevery=max(1, len(mean) // 8),
     )  # fmt: skip
     if len(line.runs) > 1:
-        low, high = np.maximum(mean - margin, 0), np.minimum(mean + margin, 100)
+        low, high = mean - margin, mean + margin
+        if judged.percent:
+            low, high = np.maximum(low, 0), np.minimum(high, 100)
         axes.fill_between(points.rounds, low, high, color=look.colour, alpha=0.16, linewidth=0)
 
 
-def _groups(axes: Any, line: Line, groups: Sequence[str], place: int, among: int) -> None:
-    finals = by_group(line.runs)
-    shown = [(x, 100 * finals[label]) for x, label in enumerate(groups) if label in finals]
+def _groups(
+    axes: Any, line: Line, judged: Yardstick, groups: Sequence[str], place: int, among: int
+) -> None:
+    finals = by_group(line.runs, judged)
+    shown = [(x, judged.factor * finals[label]) for x, label in enumerate(groups) if label in finals]
     width = 0.8 / among
     axes.bar(
         [x + (place - (among - 1) / 2) * width for x, _ in shown],

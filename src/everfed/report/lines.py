@@ -22,6 +22,7 @@ from everfed.run.fingerprint import fingerprint
 from everfed.run.history import RoundRecord
 from everfed.stats import margins
 from everfed.store.reading import StoredRun
+from everfed.studies.yardstick import ACCURACY, Yardstick
 
 _NOT_A_DIFFERENCE = ("seed", *NOT_WHAT_IS_RUN)
 _MOST_LISTED = 60  # values of a list that are written out
@@ -198,8 +199,8 @@ def curve(runs: Sequence[StoredRun], value: Callable[[Metrics], float | None]) -
     return Curve(np.array(common), spent, values.mean(axis=0), sd, margins(values))
 
 
-def by_group(runs: Sequence[StoredRun]) -> dict[str, Floats]:
-    """Final accuracy of every energy group, one value per run that has it."""
-    finals = [run.final.group_accuracy for run in runs if run.final and run.final.group_accuracy]
+def by_group(runs: Sequence[StoredRun], judged: Yardstick = ACCURACY) -> dict[str, Floats]:
+    """Final accuracy or loss of every energy group, one value per run that has it."""
+    finals = [found for run in runs if run.final and (found := judged.groups(run.final))]
     labels = dict.fromkeys(label for final in finals for label in final)
     return {label: np.array([final[label] for final in finals if label in final]) for label in labels}

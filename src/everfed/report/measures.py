@@ -1,9 +1,8 @@
-"""Numbers beside the accuracy: where the energy went, who took part, and how steady the model ends."""
+"""Numbers beside the accuracy or loss: where the energy went, who took part, and how steady the model ends."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,9 @@ from everfed.report.lines import FleetKey, evaluations, fleet_key
 from everfed.run.history import RoundRecord
 from everfed.stats import jain, summarize
 from everfed.store.reading import StoredRun
+from everfed.studies.yardstick import ACCURACY, Yardstick, yardstick
 
 LATE_ROUNDS = 200  # the end of a run; its last quarter if that is shorter
-_TARGET = 0.9  # of the best method's final accuracy
 _PREFIXES = ((1e10, 1e-9, "GJ"), (1e7, 1e-6, "MJ"), (1e4, 1e-3, "kJ"))
 _NOTHING = 1e-6  # of the largest amount: what sums leave over
 
@@ -92,27 +91,20 @@ def fairness(run: StoredRun, clients: int) -> float:
     return jain(np.bincount(joined, minlength=clients))
 
 
-def late_variation(run: StoredRun, rounds: int | None = None) -> float | None:
-    """Sd of the test accuracy over the evaluations at the run's end; None where there are fewer than two.
+def late_variation(run: StoredRun, rounds: int | None = None, judged: Yardstick = ACCURACY) -> float | None:
+    """Sd of the test accuracy (or what else a run is judged by) over the evaluations at the run's end; None where there are fewer than two.
 
     The end is the last so many rounds: LATE_ROUNDS unless given, or the last quarter of a run where that is shorter.
     """
     done = len(run.rounds)
     since = done - (min(LATE_ROUNDS, done // 4) if rounds is None else rounds)
-    values = [m.accuracy for r, m in evaluations(run) if r.round >= since and m.accuracy is not None]
+    values = [v for r, m in evaluations(run) if r.round >= since and (v := judged.of(m)) is not None]
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def goal(accuracies: Iterable[float | None]) -> float | None:
-    """The accuracy to reach: a part of the best method's, in tenths of a percent."""
-    known = [a for a in accuracies if a is not None and math.isfinite(a)]
-    return round(_TARGET * max(known), 3) if known else None
-
-
-def reached(run: StoredRun, target: float) -> RoundRecord | None:
-    """The first evaluated round that is as accurate as this."""
-    there = (r for r, m in evaluations(run) if m.accuracy is not None and m.accuracy >= target - 1e-12)
-    return next(there, None)
+def reached(run: StoredRun, target: float, judged: Yardstick = ACCURACY) -> RoundRecord | None:
+    """The first evaluated round that is as accurate as this, or as low in loss."""
+    return next((r for r, m in evaluations(run) if judged.reaches(judged.of(m), target)), None)
 
 
 def with_measures(
@@ -123,7 +115,8 @@ def with_measures(
     `to_target` tells what it takes to reach the target the first time: energy and rounds over the
     seeds that got there (None if none did), and how many did.
     """
-    target = goal(row["accuracy"]["mean"] for row in summary.values())
+    judged = yardstick(run for _, run in labelled)
+    target = judged.goal(row[judged.name]["mean"] for row in summary.values())
     sizes: dict[FleetKey, int] = {}
     out = {}
     for label, row in summary.items():
@@ -131,8 +124,8 @@ def with_measures(
         for run in runs:
             key = fleet_key(run.experiment)
             sizes[key] = sizes.get(key) or len(run.experiment.make_fleet())
-        first = [r for run in runs if target is not None and (r := reached(run, target))]
-        ended = [v for run in runs if (v := late_variation(run)) is not None]
+        first = [r for run in runs if target is not None and (r := reached(run, target, judged))]
+        ended = [v for run in runs if (v := late_variation(run, judged=judged)) is not None]
         parts = [p for run in runs if (p := wasted_part(run)) is not None]
         out[label] = {
             **row,
@@ -140,7 +133,7 @@ def with_measures(
             "late_variation": _spread(ended),
             "wasted_part": _spread(parts),
             "to_target": {
-                "accuracy": target,
+                judged.name: target,
                 "energy": _spread([record.energy.spent for record in first]),
                 "rounds": _spread([record.round + 1 for record in first]),
                 "reached": len(first),

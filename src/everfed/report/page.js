@@ -28,11 +28,13 @@ function curves() {
   };
   const xTitle = () => (choice("against") === "rounds" ? "rounds" : `energy spent, ${data.energy.unit}`);
   const charts = [];
+  const accurate = data.lines.some((line) => line.accuracy);
+  if (!accurate) byId("curves-of").textContent = "Loss";
   // Both charts show the same x, so they zoom as one.
   const together = (domain) => charts.filter((c) => c.zoom !== domain).forEach((c) => { c.zoom = domain; c.render(); });
   const log = byId("log");
   const add = (id, metric, factor, options) => {
-    if (!data.lines.some((line) => line[metric])) return byId(id).replaceChildren(make("p", { class: "muted" }, `The runs have no ${metric}.`));
+    if (!data.lines.some((line) => line[metric])) return byId(id).remove();
     const chart = new LineChart(byId(id), series(metric, factor), { name: id, xTitle, onZoom: together, ...options });
     charts.push(chart);
   };
@@ -51,8 +53,9 @@ function curves() {
       const i = points ? points.rounds.indexOf(r) : -1;
       return i < 0 ? "–" : plusMinus(points.mean[i], points.sd[i], show);
     };
-    return table(["rounds", ...shown.flatMap((line) => [`${line.label}: accuracy, %`, "loss", "spent"])], rounds.map((r) => [String(r),
-      ...shown.flatMap((line) => [at(line.accuracy, r, percent), at(line.loss, r, (v) => number(v, 3)), number(line.loss?.spent[line.loss.rounds.indexOf(r)])])]));
+    const head = (line) => (accurate ? [`${line.label}: accuracy, %`, "loss", "spent"] : [`${line.label}: loss`, "spent"]);
+    return table(["rounds", ...shown.flatMap(head)], rounds.map((r) => [String(r),
+      ...shown.flatMap((line) => [...(accurate ? [at(line.accuracy, r, percent)] : []), at(line.loss, r, (v) => number(v, 3)), number(line.loss?.spent[line.loss.rounds.indexOf(r)])])]));
   });
   redraw.push(render, refresh);
   render();
@@ -109,7 +112,13 @@ function groups() {
 function results() {
   const input = byId("target");
   if (data.target === null) byId("target-box").remove();
-  else input.value = (100 * data.target).toFixed(1);
+  else if (data.measure.percent) input.value = (100 * data.target).toFixed(1);
+  else {
+    fill(input, { step: "any" }, []);
+    ["min", "max"].forEach((name) => input.removeAttribute(name));
+    input.value = data.target;
+    byId("target-unit").remove();
+  }
   const table = new SortedTable(byId("result-table"), () => resultColumns(data.target === null ? null : input));
   input.addEventListener("input", () => table.render());
   redraw.push(() => table.render());
@@ -139,6 +148,12 @@ function theme(recolour) {
 }
 
 document.querySelectorAll(".energy-unit").forEach((place) => { place.textContent = data.energy.words; });
+document.querySelectorAll(".measure").forEach((place) => { place.textContent = data.measure.name; });
+document.querySelectorAll(".Measure").forEach((place) => { place.textContent = data.measure.name[0].toUpperCase() + data.measure.name.slice(1); });
+if (!data.measure.percent) {
+  byId("difference-unit").textContent = `In ${data.measure.name}`;
+  byId("group-samples").textContent = "'s samples of their own"; // without classes there are no labels to weight by
+}
 document.querySelectorAll(".evaluated-on").forEach((place) => { place.textContent = data.evaluated_on; });
 byId("late-rounds").textContent = data.late_rounds;
 toggles();

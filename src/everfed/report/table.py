@@ -13,6 +13,7 @@ from everfed.methods import METHODS
 from everfed.report.lines import evaluated_on
 from everfed.report.measures import Unit, accounts
 from everfed.store.reading import StoredRun
+from everfed.studies.yardstick import ACCURACY, LOSS, Yardstick, yardstick
 
 _MOST_P = 0.0001  # smaller ones are told as such
 
@@ -30,47 +31,55 @@ def table(
     unit of energy and the columns. differences: from `comparison.differences`.
     """
     names = {label: titles[label] if label in METHODS else label for label in summary}
-    unit = Unit.of(runs)
-    parts = [_learnt(summary, names, unit, evaluated_on(runs))]
+    unit, judged = Unit.of(runs), yardstick(runs)
+    parts = [_learnt(summary, names, unit, evaluated_on(runs), judged)]
     if differences and reference in names:
-        parts.append(_differences(differences, names, names[reference]))
+        parts.append(_differences(differences, names, names[reference], judged))
     return Group(*parts, _energy(summary, names, runs, unit))
 
 
-def _learnt(summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Unit, data: str) -> Table:
+def _learnt(
+    summary: dict[str, dict[str, Any]], names: dict[str, str], unit: Unit, data: str, judged: Yardstick
+) -> Table:
     counts = sorted({len(row["seeds"]) for row in summary.values()})
     over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}" if counts else "no"
-    target = next((row["to_target"]["accuracy"] for row in summary.values()), None) or 0.0
+    target = next((row["to_target"][judged.name] for row in summary.values()), None) or 0.0
     varies = any(row["late_variation"] for row in summary.values())
-    columns = ["accuracy %", "worst group %", *(["late variation %"] if varies else []), "participations", "fairness"]
+    own = list(dict.fromkeys(name for row in summary.values() for name in row.get("metrics", ())))
+    late = ["late variation %" if judged.percent else "late variation"] if varies else []
+    columns = [judged.label, judged.worst_label, *own, *late, "participations", "fairness"]
     title = "1 seed" if over == "1" else f"mean ± half the 95 % interval of the mean (Student's t), {over} seeds"
-    out = _table(f"{data} set, {title}", [*columns, f"{unit.name} spent\nto {100 * target:.1f} %"])
+    out = _table(f"{data} set, {title}", [*columns, f"{unit.name} spent\nto {judged.text(target)}{' %' * judged.percent}"])
     for label, row in summary.items():
         out.add_row(
             names[label],
-            _percent(row["accuracy"]),
-            _percent(row["worst_group_accuracy"]),
-            *([_percent(row["late_variation"], 2)] if varies else []),
+            _spread(row[judged.name], judged),
+            _spread(row[f"worst_group_{judged.name}"], judged),
+            *(_spread(row.get("metrics", {}).get(name), LOSS) for name in own),
+            *([_spread(row["late_variation"], judged, 2)] if varies else []),
             f"{row['participations']:,.0f}",
             f"{row['fairness']['mean']:.3f}",
             _reach(row["to_target"], unit, len(row["seeds"])),
             style=_style(label),
         )
-    varied = "late variation: sd of the accuracy over the run's last evaluations\n" if varies else ""
+    varied = f"late variation: sd of the {judged.name} over the run's last evaluations\n" if varies else ""
     out.caption = f"{varied}fairness: Jain's index of how often clients train; 1 if all equal"
     return out
 
 
-def _differences(rows: Mapping[str, dict[str, Any]], names: Mapping[str, str], reference: str) -> Table:
-    pairs = sorted({row["accuracy"]["pairs"] for row in rows.values() if "accuracy" in row})
+def _differences(
+    rows: Mapping[str, dict[str, Any]], names: Mapping[str, str], reference: str, judged: Yardstick
+) -> Table:
+    pairs = sorted({row[judged.name]["pairs"] for row in rows.values() if judged.name in row})
     over = "-".join(map(str, dict.fromkeys([*pairs[:1], *pairs[-1:]])))
-    title = f"difference from {reference} in percentage points, mean [95 % interval], {over} paired seed"
-    out = _table(title + "s" * (over != "1"), ["accuracy", "p", "p exact", "worst group", "p", "p exact"])
+    what = "in percentage points" if judged.percent else f"in {judged.name}"
+    title = f"difference from {reference} {what}, mean [95 % interval], {over} paired seed"
+    out = _table(title + "s" * (over != "1"), [judged.name, "p", "p exact", "worst group", "p", "p exact"])
     for label, row in rows.items():
         cells = []
-        for name in ("accuracy", "worst_group_accuracy"):
+        for name in (judged.name, f"worst_group_{judged.name}"):
             found = row.get(name)
-            cells += [_points(found), _p(found and found["p_holm"]), _p(found and found["p_flip"])]
+            cells += [_points(found, judged), _p(found and found["p_holm"]), _p(found and found["p_flip"])]
         out.add_row(names.get(label, label), *cells)
     tests = f"{len(rows)} comparisons" if len(rows) > 1 else "1 comparison"
     out.caption = f"p: paired t test, Holm-corrected for {tests}; p exact: over all sign flips, uncorrected"
@@ -89,7 +98,7 @@ def _energy(summary: dict[str, dict[str, Any]], names: dict[str, str], runs: Seq
         out.add_row(
             names[label],
             *(_amount(energy[a.key] * unit.factor) for a in shown),
-            _percent(row["wasted_part"], spread_too=False),
+            ACCURACY.text(row["wasted_part"] and row["wasted_part"]["mean"]),
             *([f"{energy['brownouts']:,.0f}"] if fails else []),
             style=_style(label),
         )
@@ -126,21 +135,18 @@ def _amount(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def _percent(found: dict[str, Any] | None, digits: int = 1, *, spread_too: bool = True) -> str:
-    if found is None or found["mean"] is None:
-        return "-"
-    mean = f"{100 * found['mean']:.{digits}f}"
-    if not spread_too or found["ci95"] is None:
-        return mean
+def _spread(found: dict[str, Any] | None, judged: Yardstick, digits: int = 1) -> str:
+    if found is None or found["ci95"] is None:
+        return judged.text(found and found["mean"], digits)
     low, high = found["ci95"]
-    return f"{mean} ± {50 * (high - low):.{digits}f}"
+    return f"{judged.text(found['mean'], digits)} ± {judged.text((high - low) / 2, digits)}"
 
 
-def _points(found: dict[str, Any] | None) -> str:
+def _points(found: dict[str, Any] | None, judged: Yardstick) -> str:
     if not found:
         return "-"
-    mean = f"{100 * found['mean']:+.1f}"
-    return f"{mean} [{', '.join(f'{100 * end:+.1f}' for end in found['ci95'])}]" if found["ci95"] else mean
+    mean = judged.text(found["mean"], sign="+")
+    return f"{mean} [{', '.join(judged.text(end, sign='+') for end in found['ci95'])}]" if found["ci95"] else mean
 
 
 def _p(value: float | None) -> str:

@@ -15,15 +15,16 @@ function amountText(value, beside = 0) {
   return value.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
 }
 
-const final = (name, show) => (i) => {
-  const value = data.lines[i].final[name];
+const ofMoments = (moments, show) => (i) => {
+  const value = moments(data.lines[i]);
   return { sort: value?.mean ?? -Infinity, text: spreadText(value, show) };
 };
+const final = (name, show) => ofMoments((line) => line.final[name], show);
 
-// First evaluation at or above the target, run by run: [{rounds, spent} or null].
+// First evaluation as good as the target, run by run: [{rounds, spent} or null].
 function reached(line, target) {
   return data.runs.filter((run) => run.line === line).map((run) => {
-    const i = run.accuracy.findIndex((a) => a !== null && a >= target - 1e-12);
+    const i = run[data.measure.name].findIndex((v) => v !== null && (data.measure.higher_is_better ? v >= target - 1e-12 : v <= target + 1e-12));
     return i < 0 ? null : { rounds: run.rounds[i], spent: run.spent[i] };
   });
 }
@@ -40,28 +41,35 @@ function toTarget(line, target, what) {
 }
 
 function resultColumns(input) {
-  const target = input ? Number(input.value) / 100 : null;
+  const target = input ? Number(input.value) / (data.measure.percent ? 100 : 1) : null;
   const known = data.lines.some((line) => line.final.accuracy);
-  const inPercent = (v) => percent(v);
+  const { name } = data.measure;
+  const own = [...new Set(data.lines.flatMap((line) => Object.keys(line.final.metrics)))];
   const fixed = (v) => (Math.abs(v) < 10 ? v.toFixed(3) : number(v, 5));
   const out = [["method", (i) => ({ sort: data.lines[i].label, text: data.lines[i].label })]];
-  if (known) out.push(["accuracy, %", final("accuracy", inPercent), `of the ${data.evaluated_on} set, by the last model`],
-    ["worst group, %", final("worst_group", inPercent), "accuracy for the energy group that the model serves worst"]);
-  if (data.lines.some((line) => line.final.late_variation)) out.push(["late variation, %", final("late_variation", (v) => percent(v, 2)),
-    `standard deviation of the accuracy over the evaluations in the last ${data.late_rounds} rounds of a run, or in its last quarter if that is shorter`]);
-  out.push(["loss", final("loss", fixed)], ["participations", final("participations", amountText), "rounds of training, all clients together"],
+  if (known) out.push(["accuracy, %", final("accuracy", (v) => percent(v)), `of the ${data.evaluated_on} set, by the last model`]);
+  if (name === "loss") out.push(["loss", final("loss", fixed), `of the ${data.evaluated_on} set, by the last model; lower is better`]);
+  if (known || data.lines.some((line) => line.final.worst_group)) out.push([`worst group${judgedUnit}`, final("worst_group", name === "loss" ? fixed : (v) => percent(v)),
+    `${name} for the energy group that the model serves worst`]);
+  if (data.lines.some((line) => line.final.late_variation)) out.push([`late variation${judgedUnit}`, final("late_variation", (v) => (name === "loss" ? number(v, 3) : percent(v, 2))),
+    `standard deviation of the ${name} over the evaluations in the last ${data.late_rounds} rounds of a run, or in its last quarter if that is shorter`]);
+  if (name !== "loss") out.push(["loss", final("loss", fixed)]);
+  for (const metric of own) out.push([metric, ofMoments((line) => line.final.metrics[metric], fixed)]);
+  out.push(["participations", final("participations", amountText), "rounds of training, all clients together"],
     ["fairness", final("fairness", (v) => v.toFixed(3)), "Jain's index of how often each client trained: 1 if all alike, 1/N if one of N alone"]);
-  if (known) out.push(["energy to target", (i) => toTarget(i, target, "spent"), `energy spent until the target was first reached, ${data.energy.unit}`],
+  if (input) out.push(["energy to target", (i) => toTarget(i, target, "spent"), `energy spent until the target was first reached, ${data.energy.unit}`],
     ["rounds to target", (i) => toTarget(i, target, "rounds")]);
   return out;
 }
 
 function differenceTable(host, { rows }) {
-  const points = (v) => `${v < 0 ? "−" : "+"}${Math.abs(100 * v).toFixed(1)}`;
+  const { name } = data.measure;
+  const worst = `worst_group_${name}`;
+  const points = (v) => `${v < 0 ? "−" : "+"}${judged(Math.abs(v))}`;
   const chance = (p) => (p === null ? "–" : p < 0.0001 ? "< 0.0001" : number(p, 2));
   const cells = (d) => (d ? [points(d.mean) + (d.ci95 ? ` [${points(d.ci95[0])}, ${points(d.ci95[1])}]` : ""), chance(d.p_holm), chance(d.p_flip)] : ["–", "–", "–"]);
-  host.append(table(["method", "seeds", "accuracy", "p", "p exact", "worst group", "p", "p exact"], rows.map((row) => [
-    row.label, String((row.accuracy || row.worst_group_accuracy).pairs), ...cells(row.accuracy), ...cells(row.worst_group_accuracy)])));
+  host.append(table(["method", "seeds", name, "p", "p exact", "worst group", "p", "p exact"], rows.map((row) => [
+    row.label, String((row[name] || row[worst]).pairs), ...cells(row[name]), ...cells(row[worst])])));
 }
 
 // columns(): [[name, cell(line), hint]] as they are now.

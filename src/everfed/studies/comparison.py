@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from everfed.learning.metrics import Metrics
@@ -12,38 +12,48 @@ from everfed.run.config import to_dict
 from everfed.run.experiment import Experiment
 from everfed.stats import holm, paired, summarize as moments
 from everfed.store.reading import StoredRun
+from everfed.studies.yardstick import yardstick
 
 Labelled = Sequence[tuple[str, StoredRun]]
 
-# What is compared pair by pair, of a run's last evaluation.
-_COMPARED: dict[str, Callable[[Metrics], float | None]] = {
-    "accuracy": lambda m: m.accuracy,
-    "worst_group_accuracy": lambda m: m.worst_group_accuracy,
-}
-
 
 def summarize(labelled: Labelled) -> dict[str, dict[str, Any]]:
-    """Label by label: mean, sd and 95 % interval over finished seeds, and the mean energy books."""
+    """Label by label: mean, sd and 95 % interval over finished seeds, and the mean energy books.
+
+    Of the accuracy, its groups and the loss; where runs have no accuracy, of the loss and its groups.
+    """
+    judged = yardstick(run for _, run in labelled)
     summary: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(label for label, _ in labelled):
         runs = [run for name, run in labelled if name == label and run.state == "done"]
-        finals = [run.final for run in runs if run.final and run.final.accuracy is not None]
+        finals = [run.final for run in runs if run.final]
         if not runs or not finals:
             continue
         books = [run.energy.to_dict() for run in runs]
         summary[label] = {
-            "accuracy": moments([f.accuracy or 0.0 for f in finals]).to_dict(),
-            "worst_group_accuracy": moments([f.worst_group_accuracy or 0.0 for f in finals]).to_dict(),
-            "group_accuracy": {
-                group: moments([(f.group_accuracy or {}).get(group, 0.0) for f in finals]).to_dict()
-                for group in finals[0].group_accuracy or {}
+            judged.name: _moments(map(judged.of, finals)),
+            f"worst_group_{judged.name}": _moments(map(judged.worst_group, finals)),
+            f"group_{judged.name}": {
+                group: _moments(judged.groups(f).get(group) for f in finals) for group in judged.groups(finals[0])
             },
-            "loss": moments([f.loss for f in finals]).to_dict(),
+            "loss": _moments(f.loss for f in finals),
+            **({"metrics": own} if (own := further(finals)) else {}),
             "participations": statistics.fmean(run.participations for run in runs),
             "energy": {key: statistics.fmean(b[key] for b in books) for key in books[0]},
             "seeds": [run.experiment.seed for run in runs],
         }
     return summary
+
+
+def further(finals: Sequence[Metrics]) -> dict[str, dict[str, Any] | None]:
+    """Mean, sd and 95 % interval of every metric beside accuracy and loss."""
+    names = dict.fromkeys(name for final in finals for name in final.own)
+    return {name: _moments(final.own.get(name) for final in finals) for name in names}
+
+
+def _moments(values: Iterable[float | None]) -> dict[str, Any] | None:
+    known = [value for value in values if value is not None]
+    return moments(known).to_dict() if known else None
 
 
 def unfinished(labelled: Labelled) -> dict[str, dict[str, list[int]]]:
@@ -61,14 +71,15 @@ def reference_of(labels: Sequence[str]) -> str | None:
 
 
 def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]:
-    """Label by label: its accuracies minus the reference's over the seeds that both finished, on the same samples.
+    """Label by label: its accuracies (or losses) minus the reference's over the seeds that both finished, on the same samples.
 
     p is of the paired t test, p_holm the same corrected for all labels that are compared, p_flip of the
     exact sign-flip test (see `stats.paired`).
     """
     labels = [label for label in dict.fromkeys(label for label, _ in labelled) if label != reference]
     out: dict[str, dict[str, Any]] = {label: {} for label in labels}
-    for name, value in _COMPARED.items():
+    judged = yardstick(run for _, run in labelled)
+    for name, value in ((judged.name, judged.of), (f"worst_group_{judged.name}", judged.worst_group)):
         pairs = {label: _pairs(labelled, label, reference, value) for label in labels}
         there = [label for label in labels if pairs[label]]
         made = [paired(*zip(*pairs[label], strict=True)) for label in there]

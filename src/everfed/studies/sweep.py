@@ -58,6 +58,7 @@ class Progress:
     round: int
     accuracy: float | None = None
     note: str | None = None
+    loss: float | None = None
 
 
 Tell = Callable[[Progress], None]
@@ -280,20 +281,21 @@ def execute(
     under_way: UnderWay = lambda rounds: None,
 ) -> None:
     """One run, in its folder; `tell` hears of every round."""
-    accuracy = None
+    last: dict[str, float | None] = {}
     trackers = options["trackers"]
     storing = {key: value for key, value in options.items() if key != "trackers"}
     try:
         rounds = stored_rounds(run.experiment, run.folder, stop=stop, on_start=lambda made: under_way(True), **storing)
         for record in tracked(rounds, trackers, run.experiment, run.folder):
             if record.metrics:
-                accuracy = record.metrics.accuracy
-            tell(Progress(index, record.round + 1, accuracy))
+                last = {"accuracy": record.metrics.accuracy, "loss": record.metrics.loss}
+            tell(Progress(index, record.round + 1, **last))
     except InputError:
         raise
     except (RuntimeError, MemoryError) as error:  # it diverged, or its folder cannot be written: the others go on
-        tell(Progress(index, run.experiment.rounds, accuracy, note=f"{run.name}: {error}"))
+        tell(Progress(index, run.experiment.rounds, **last, note=f"{run.name}: {error}"))
         return
     if not stop():
         final = open_run(run.folder).final
-        tell(Progress(index, run.experiment.rounds, final.accuracy if final else None))
+        last = {"accuracy": final.accuracy, "loss": final.loss} if final else {}
+        tell(Progress(index, run.experiment.rounds, **last))

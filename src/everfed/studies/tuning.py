@@ -26,6 +26,7 @@ from everfed.stats import finite, summarize
 from everfed.store import StoredRun, StoreError, open_run
 from everfed.store.files import write_atomically
 from everfed.studies.sweep import Planned, plan_runs, run_all
+from everfed.studies.yardstick import ACCURACY, Yardstick, yardstick
 
 VALIDATION = 0.1  # of the training samples, where the experiment does not say
 MOST_STEPS = 6  # by which a grid is extended on one side
@@ -68,6 +69,7 @@ class Tuned:
     seeds: tuple[int, ...]
     validation: float
     trials: tuple[Trial, ...]
+    judged: Yardstick = ACCURACY
     notes: tuple[str, ...] = ()  # in words: best values that still lie at an edge, methods that always diverge
 
     @property
@@ -103,7 +105,8 @@ class Tuned:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "metric": f"validation accuracy, mean over seeds and over evaluations in the last {_LAST:g} of the rounds",
+            "metric": f"{'' if self.judged.higher_is_better else 'minus the '}validation {self.judged.name}, mean over "
+            f"seeds and over evaluations in the last {_LAST:g} of the rounds",
             "validation": self.validation,
             "seeds": list(self.seeds),
             "grid": self.first_grid,
@@ -162,8 +165,8 @@ def tune(
     carry_out = run or (lambda runs: run_all(runs, jobs=jobs))
     axes, steps = dict(first), {(key, side): 0 for key in first for side in (0, -1)}
     while True:
-        trials = _trials(raw, axes, methods, seeds, Path(out) / "runs", carry_out)
-        found = Tuned(raw, axes, first, tuple(seeds), held, tuple(trials))
+        trials, judged = _trials(raw, axes, methods, seeds, Path(out) / "runs", carry_out)
+        found = Tuned(raw, axes, first, tuple(seeds), held, tuple(trials), judged)
         wider, stuck = dict(axes), dict[tuple[str, int], str]()
         for key, side in edges(found):
             value = _beyond(axes[key], side)
@@ -204,16 +207,16 @@ def edges(found: Tuned) -> list[tuple[str, int]]:
     return out
 
 
-def score(run: StoredRun) -> float | None:
-    """Validation accuracy at the end of a run, or minus the loss where there are no classes; None if it diverged."""
+def score(run: StoredRun, judged: Yardstick = ACCURACY) -> float | None:
+    """Validation accuracy at the end of a run, or minus what should be low; None if it diverged."""
     if run.state == "diverged":
         return None
     if run.state != "done":
         raise StoreError(f"the run '{run.path}' did not finish, so nothing can be chosen; restart to resume.")
     last = [r.metrics for r in run.rounds if r.metrics and r.round + 1 > (1 - _LAST) * len(run.rounds)]
-    values = [-m.loss if m.accuracy is None else m.accuracy for m in last]
+    values = [value for m in last if (value := judged.of(m)) is not None]
     mean = math.fsum(values) / len(values) if values else math.nan
-    return mean if math.isfinite(mean) else None
+    return (mean if judged.higher_is_better else -mean) if math.isfinite(mean) else None
 
 
 def _check(
@@ -265,18 +268,19 @@ def _trials(
     seeds: Sequence[int],
     root: Path,
     run: Run,
-) -> list[Trial]:
+) -> tuple[list[Trial], Yardstick]:
     planned = plan_runs(raw, {"method": methods, **axes}, seeds, root)
     left = [one for one in planned if not (one.folder / "result.json").exists()]
     if left:
         run(left)
-    out = []
+    stored = {one.folder: open_run(one.folder) for one in planned}
+    out, judged = [], yardstick(stored.values())
     for _, group in itertools.groupby(planned, key=lambda one: json.dumps(one.settings, default=str)):
         members = list(group)
         settings = {key: value for key, value in members[0].settings.items() if key != "method"}
-        scores = tuple(score(open_run(one.folder)) for one in members)
+        scores = tuple(score(stored[one.folder], judged) for one in members)
         out.append(Trial(members[0].settings["method"], settings, scores))
-    return out
+    return out, judged
 
 
 def _beyond(values: Sequence[Any], side: int) -> Any:
