@@ -51,10 +51,10 @@ def tune_command(
 ) -> None:
     """Choose the learning rate, or any keys, for each method on held-out samples, never on test data.
 
-    Every method has the same candidates, seeds and rounds. A candidate's score is the validation accuracy (or loss), averaged
-    over the evaluations in the last tenth of the rounds and over the seeds; ties go to the smaller value. Without
-    --grid, it tries client.lr at 1/4 to 4 times the experiment's value. If restarted, it skips finished runs. The
-    result, tuned.toml, is an experiment file with a table per method.
+    Every method has the same candidates, seeds and rounds. A candidate's score is the validation accuracy (without
+    classes: the loss), averaged over the evaluations in the last tenth of the rounds and over the seeds; ties go to the
+    smaller value. Without --grid, it tries client.lr at 1/4 to 4 times the experiment's value. If restarted, it skips
+    finished runs. The result, tuned.toml, is an experiment file with a table per method.
 
     Example: everfed tune digits --grid client.lr=0.1,0.2,0.4, then: everfed compare everfed-out/tune/tuned.toml
     """

@@ -118,9 +118,7 @@ def _curve(axes: Any, line: Line, judged: Yardstick) -> None:
         axes.fill_between(points.rounds, low, high, color=look.colour, alpha=0.16, linewidth=0)
 
 
-def _groups(
-    axes: Any, line: Line, judged: Yardstick, groups: Sequence[str], place: int, among: int
-) -> None:
+def _groups(axes: Any, line: Line, judged: Yardstick, groups: Sequence[str], place: int, among: int) -> None:
     finals = by_group(line.runs, judged)
     shown = [(x, judged.factor * finals[label]) for x, label in enumerate(groups) if label in finals]
     width = 0.8 / among

@@ -92,7 +92,7 @@ def fairness(run: StoredRun, clients: int) -> float:
 
 
 def late_variation(run: StoredRun, rounds: int | None = None, judged: Yardstick = ACCURACY) -> float | None:
-    """Sd of the test accuracy (or what else a run is judged by) over the evaluations at the run's end; None where there are fewer than two.
+    """Sd of the test accuracy or loss over the evaluations at the run's end; None where there are fewer than two.
 
     The end is the last so many rounds: LATE_ROUNDS unless given, or the last quarter of a run where that is shorter.
     """

@@ -33,6 +33,8 @@ def table(
     names = {label: titles[label] if label in METHODS else label for label in summary}
     unit, judged = Unit.of(runs), yardstick(runs)
     parts = [_learnt(summary, names, unit, evaluated_on(runs), judged)]
+    if any("metrics" in row for row in summary.values()):
+        parts.append(_further(summary, names, evaluated_on(runs)))
     if differences and reference in names:
         parts.append(_differences(differences, names, names[reference], judged))
     return Group(*parts, _energy(summary, names, runs, unit))
@@ -45,17 +47,18 @@ def _learnt(
     over = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}" if counts else "no"
     target = next((row["to_target"][judged.name] for row in summary.values()), None) or 0.0
     varies = any(row["late_variation"] for row in summary.values())
-    own = list(dict.fromkeys(name for row in summary.values() for name in row.get("metrics", ())))
-    late = ["late variation %" if judged.percent else "late variation"] if varies else []
-    columns = [judged.label, judged.worst_label, *own, *late, "participations", "fairness"]
+    late = ["late variation %" if judged.percent else "late\nvariation"] if varies else []
+    worst = judged.worst_label.replace("group loss", "group\nloss")
+    columns = [judged.label, worst, *late, "participations", "fairness"]
     title = "1 seed" if over == "1" else f"mean ± half the 95 % interval of the mean (Student's t), {over} seeds"
-    out = _table(f"{data} set, {title}", [*columns, f"{unit.name} spent\nto {judged.text(target)}{' %' * judged.percent}"])
+    out = _table(
+        f"{data} set, {title}", [*columns, f"{unit.name} spent\nto {judged.text(target)}{' %' * judged.percent}"]
+    )
     for label, row in summary.items():
         out.add_row(
             names[label],
             _spread(row[judged.name], judged),
             _spread(row[f"worst_group_{judged.name}"], judged),
-            *(_spread(row.get("metrics", {}).get(name), LOSS) for name in own),
             *([_spread(row["late_variation"], judged, 2)] if varies else []),
             f"{row['participations']:,.0f}",
             f"{row['fairness']['mean']:.3f}",
@@ -64,6 +67,15 @@ def _learnt(
         )
     varied = f"late variation: sd of the {judged.name} over the run's last evaluations\n" if varies else ""
     out.caption = f"{varied}fairness: Jain's index of how often clients train; 1 if all equal"
+    return out
+
+
+def _further(summary: dict[str, dict[str, Any]], names: dict[str, str], data: str) -> Table:
+    metrics = list(dict.fromkeys(name for row in summary.values() for name in row.get("metrics", ())))
+    out = _table(f"further metrics, {data} set, as above", metrics)
+    for label, row in summary.items():
+        cells = (_spread(row.get("metrics", {}).get(name), LOSS) for name in metrics)
+        out.add_row(names[label], *cells, style=_style(label))
     return out
 
 
@@ -137,9 +149,12 @@ def _amount(value: float) -> str:
 
 def _spread(found: dict[str, Any] | None, judged: Yardstick, digits: int = 1) -> str:
     if found is None or found["ci95"] is None:
-        return judged.text(found and found["mean"], digits)
+        return judged.text(found["mean"] if found else None, digits)
     low, high = found["ci95"]
-    return f"{judged.text(found['mean'], digits)} ± {judged.text((high - low) / 2, digits)}"
+    margin = (high - low) / 2
+    return (
+        f"{judged.text(found['mean'], digits)} ± {judged.text(margin, digits) if judged.percent else f'{margin:.2g}'}"
+    )
 
 
 def _points(found: dict[str, Any] | None, judged: Yardstick) -> str:

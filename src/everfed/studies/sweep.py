@@ -281,21 +281,21 @@ def execute(
     under_way: UnderWay = lambda rounds: None,
 ) -> None:
     """One run, in its folder; `tell` hears of every round."""
-    last: dict[str, float | None] = {}
+    last = Progress(index, 0)
     trackers = options["trackers"]
     storing = {key: value for key, value in options.items() if key != "trackers"}
     try:
         rounds = stored_rounds(run.experiment, run.folder, stop=stop, on_start=lambda made: under_way(True), **storing)
         for record in tracked(rounds, trackers, run.experiment, run.folder):
             if record.metrics:
-                last = {"accuracy": record.metrics.accuracy, "loss": record.metrics.loss}
-            tell(Progress(index, record.round + 1, **last))
+                last = replace(last, accuracy=record.metrics.accuracy, loss=record.metrics.loss)
+            tell(replace(last, round=record.round + 1))
     except InputError:
         raise
     except (RuntimeError, MemoryError) as error:  # it diverged, or its folder cannot be written: the others go on
-        tell(Progress(index, run.experiment.rounds, **last, note=f"{run.name}: {error}"))
+        tell(replace(last, round=run.experiment.rounds, note=f"{run.name}: {error}"))
         return
     if not stop():
         final = open_run(run.folder).final
-        last = {"accuracy": final.accuracy, "loss": final.loss} if final else {}
-        tell(Progress(index, run.experiment.rounds, **last))
+        last = replace(last, accuracy=final.accuracy, loss=final.loss) if final else last
+        tell(replace(last, round=run.experiment.rounds))

@@ -46,10 +46,10 @@ class Yardstick:
         return (min if self.higher_is_better else max)(known, default=None)
 
     def text(self, value: float | None, digits: int = 1, sign: str = "") -> str:
-        """In percent to so many places, or to four significant digits."""
+        """In percent to so many places, or as it is to four significant digits, of differences three."""
         if value is None:
             return "-"
-        return f"{100 * value:{sign}.{digits}f}" if self.percent else f"{value:{sign}.4g}"
+        return f"{100 * value:{sign}.{digits}f}" if self.percent else f"{value:{sign}.{3 if sign else 4}g}"
 
     def goal(self, values: Iterable[float | None]) -> float | None:
         """The value to reach: 0.9 of the best accuracy, or a tenth above the lowest loss; None if there is none."""
