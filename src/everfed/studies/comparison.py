@@ -71,7 +71,7 @@ def reference_of(labels: Sequence[str]) -> str | None:
 
 
 def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]:
-    """Label by label: accuracies or losses minus the reference's over the seeds that both finished, on the same samples.
+    """Label by label: accuracies or losses minus the reference's, of seeds that both finished, on the same samples.
 
     p is of the paired t test, p_holm the same corrected for all labels that are compared, p_flip of the
     exact sign-flip test (see `stats.paired`).

@@ -207,13 +207,14 @@ def edges(found: Tuned) -> list[tuple[str, int]]:
     return out
 
 
-def score(run: StoredRun, judged: Yardstick = ACCURACY) -> float | None:
+def score(run: StoredRun, judged: Yardstick | None = None) -> float | None:
     """Validation accuracy at the end of a run, or minus what should be low; None if it diverged."""
     if run.state == "diverged":
         return None
     if run.state != "done":
         raise StoreError(f"the run '{run.path}' did not finish, so nothing can be chosen; restart to resume.")
     last = [r.metrics for r in run.rounds if r.metrics and r.round + 1 > (1 - _LAST) * len(run.rounds)]
+    judged = judged or yardstick([run])
     values = [value for m in last if (value := judged.of(m)) is not None]
     mean = math.fsum(values) / len(values) if values else math.nan
     return (mean if judged.higher_is_better else -mean) if math.isfinite(mean) else None
