@@ -26,7 +26,7 @@ from everfed.stats import finite, summarize
 from everfed.store import StoredRun, StoreError, open_run
 from everfed.store.files import write_atomically
 from everfed.studies.sweep import Planned, plan_runs, run_all
-from everfed.studies.yardstick import ACCURACY, Yardstick, yardstick
+from everfed.studies.yardstick import ACCURACY, LOSS, Yardstick, yardstick
 
 VALIDATION = 0.1  # of the training samples, where the experiment does not say
 MOST_STEPS = 6  # by which a grid is extended on one side
@@ -207,14 +207,14 @@ def edges(found: Tuned) -> list[tuple[str, int]]:
     return out
 
 
-def score(run: StoredRun, judged: Yardstick | None = None) -> float | None:
+def score(run: StoredRun) -> float | None:
     """Validation accuracy at the end of a run, or minus what should be low; None if it diverged."""
     if run.state == "diverged":
         return None
     if run.state != "done":
         raise StoreError(f"the run '{run.path}' did not finish, so nothing can be chosen; restart to resume.")
     last = [r.metrics for r in run.rounds if r.metrics and r.round + 1 > (1 - _LAST) * len(run.rounds)]
-    judged = judged or yardstick([run])
+    judged = yardstick([run])  # the same for all candidates, which have the same data
     values = [value for m in last if (value := judged.of(m)) is not None]
     mean = math.fsum(values) / len(values) if values else math.nan
     return (mean if judged.higher_is_better else -mean) if math.isfinite(mean) else None
@@ -274,12 +274,13 @@ def _trials(
     left = [one for one in planned if not (one.folder / "result.json").exists()]
     if left:
         run(left)
-    stored = {one.folder: open_run(one.folder) for one in planned}
-    out, judged = [], yardstick(stored.values())
+    out, judged = [], ACCURACY
     for _, group in itertools.groupby(planned, key=lambda one: json.dumps(one.settings, default=str)):
         members = list(group)
         settings = {key: value for key, value in members[0].settings.items() if key != "method"}
-        scores = tuple(score(stored[one.folder], judged) for one in members)
+        stored = [open_run(one.folder) for one in members]
+        judged = judged if judged is LOSS else yardstick(stored)
+        scores = tuple(map(score, stored))
         out.append(Trial(members[0].settings["method"], settings, scores))
     return out, judged
 
