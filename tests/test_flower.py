@@ -26,6 +26,7 @@ from everfed.methods import plan
 from everfed.run import config
 from everfed.scheduling.table import POLICIES
 from flower_grid import CLIENTS, QUICK, SMALL, InProcessGrid, run
+from token_files import token_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -64,6 +65,13 @@ def test_optimisers_server_rules_and_seeds_are_the_simulators(change):
     experiment = replace(SMALL, **change)
     made, records, _ = run(experiment)
     assert_same(made, records, ef.start(experiment))
+
+
+def test_a_task_of_tokens_is_the_simulators(tmp_path):
+    text = replace(SMALL, **token_task(tmp_path, CLIENTS))
+    made, records, _ = run(text)
+    assert_same(made, records, ef.start(text))
+    assert "perplexity" in records[-1].metrics.own
 
 
 def test_samples_of_ones_own_and_held_out_ones_do_not_go_together():

@@ -33,6 +33,7 @@ from everfed.server.control import Scaffold
 from everfed.server.gossip import FedAWE
 from everfed.studies import sweep
 from ray_runs import SMALL, close_to, everfed, same_rounds
+from token_files import token_task
 
 needs_ray = pytest.mark.skipif(ray is None, reason="Ray is not installed; pip install 'everfed[ray]' brings it")
 
@@ -53,6 +54,16 @@ def test_shares_and_sweeps_give_what_one_process_gives(own_ray, tmp_path):
     (stored,) = sweep.run_all([sweep.Planned(SMALL, {}, tmp_path / "run")], executor=OnCluster(own_ray))
     same_rounds(expected, stored.rounds)
     assert all(torch.equal(alone.params[name], stored.params[name]) for name in alone.params)
+
+
+@needs_ray
+def test_a_task_of_tokens_is_trained_by_shares(own_ray, tmp_path):
+    text = replace(SMALL, **token_task(tmp_path, SMALL.fleet.clients))
+    alone = start(text)
+    expected = list(alone)
+    with sharded(text, own_ray, 2) as run:
+        same_rounds(expected, list(run))
+    assert close_to(alone, run)
 
 
 @needs_ray

@@ -96,6 +96,7 @@ class Batched:
             grads, losses = self._gradients(rows, x, y, who, first + step)
             grads = adjusted(task.gradients, grads, rows, start, clients)
             task.optimizer.step(rows, grads, state, rate(task.optimizer, first + step, task.iterations))
+            del grads  # before the next ones are computed: a row per client
             total += losses
         if task.keep_state:
             self.states.scatter(clients, state)
