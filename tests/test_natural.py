@@ -74,6 +74,10 @@ def test_a_random_match_depends_on_the_seed_alone():
 def test_data_with_clients_of_their_own_are_split_by_them_unless_told_otherwise():
     experiment = ef.Experiment(data=dataset(), fleet=FLEET)
     assert len(experiment.make_data(FLEET).names) == 6
+    assert experiment.split == Natural()  # and says so
+    chosen = ef.Experiment(data=dataset(), fleet=FLEET, split=ef.SPLITS["by-energy"]())
+    assert chosen.make_data(FLEET).names == ()
+    assert ef.Experiment(data=ef.DATASETS["smartwatch"]()).split == Natural()
     assert ef.Experiment(data=dataset(), fleet=FLEET, split=ef.SPLITS["iid"]()).make_data(FLEET).names == ()
     held = ef.Experiment(data=dataset(), fleet=FLEET, validation=0.25).make_data(FLEET)
     assert all(set(held.test_x[held.test_owner == i][:, 0]) <= {int(held.names[i][7:])} for i in range(6))

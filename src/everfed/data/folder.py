@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ class Folder(Checked):
     regression; several booleans a row are labels.
     """
 
+    natural: ClassVar[bool] = True  # its samples have owners
     path: str = field(default="", metadata={"file": True})
     client: str = "client"
     x: str = "x"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class FromHub(Checked):
     about: further columns that say something of the clients, the same in all rows of a client.
     """
 
+    natural: ClassVar[bool] = True  # its samples have owners
     name: str = ""
     client: str = "client"
     x: str = "x"

@@ -59,6 +59,7 @@ class Smartwatch(Checked):
     client: Annotated[str, ("person", "person-session")] = "person"
     test_part: BelowOne = 0.2
 
+    natural: ClassVar[bool] = True  # its samples have owners
     archive: ClassVar[Archive] = Archive(
         "pip:seglearn==1.2.5",
         "ec6b952c85c9627050102854b372d85951563d3b990df677d7c55547e87413dd",

@@ -135,6 +135,8 @@ class Experiment(Checked):
         if isinstance(device, torch.device):
             object.__setattr__(self, "device", str(device))
         super().__post_init__()
+        if self.split is Experiment.split and _has_owners(self.data):  # not chosen
+            object.__setattr__(self, "split", Natural())
         if self.rounds * self.local_steps >= 2**32:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
         self.early_stopping.check(own_metrics(self.metrics, NAMES))
@@ -240,7 +242,7 @@ class Experiment(Checked):
         if self.validation:
             data = data.hold_out(self.validation, seed)
         split = self.split
-        if getattr(data, "owners", None) is not None and split == Experiment.split:
+        if _has_owners(data) and split is Experiment.split:  # a plugin's data, say
             split = Natural()
         held = None
         if part and not (by == "sample" and isinstance(split, Natural)):
@@ -260,6 +262,11 @@ class Experiment(Checked):
             known = classes if self.task in (CLASSIFICATION, NEXT_TOKEN) else 0  # more than occur, perhaps
             classes = max(known, classes_in(data.y, data.test_y, task=self.task))
         return replace(data, task=self.task, classes=classes)
+
+
+def _has_owners(data: Any) -> bool:
+    """Whether data have clients of their own."""
+    return getattr(data, "owners", None) is not None or getattr(type(data), "natural", False)
 
 
 def _pinned(part: Any, table: dict[str, type[Any]]) -> Any:
