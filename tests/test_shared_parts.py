@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 
 import numpy as np
@@ -165,3 +166,29 @@ def test_adapters_start_as_the_frozen_model():
     layer = LoRA(nn.Linear(6, 5), 2)
     x = torch.randn(3, 6)
     assert torch.equal(layer(x), layer.base(x))
+
+
+@pytest.mark.filterwarnings("ignore::everfed.errors.EverfedWarning")
+@pytest.mark.parametrize("adapted", [False, True])
+def test_models_of_transformers_train_as_they_are(adapted):
+    """Inputs by name with padding, and of the outputs the logits."""
+    transformers = pytest.importorskip("transformers")
+    draw = np.random.default_rng(0)
+
+    def texts(count):
+        tokens, mask = draw.integers(0, 20, (count, 6)), np.arange(6) < draw.integers(3, 7, (count, 1))
+        return {"input_ids": tokens, "attention_mask": mask}, np.where(mask, (tokens + 1) % 20, -100)
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config)
+    if adapted:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    data = ef.from_arrays([texts(12) for _ in range(3)], test=texts(10))
+    fleet = ef.Fleet.from_cycles([1, 2, 3])
+    settings = {"rounds": 3, "local_steps": 2, "batch_size": 4, "client": ef.SGD(0.5), "device": "cpu"}
+    fast, slow = (ef.simulate(model, data, fleet, trainer=trainer, **settings) for trainer in ("auto", "one-by-one"))
+    for name, value in slow.params.items():
+        torch.testing.assert_close(fast.params[name], value, rtol=1e-3, atol=1e-5)
+    assert math.isfinite(fast.final.own["perplexity"])
