@@ -42,26 +42,30 @@ def test_tied_weights_are_trained_and_stay_tied(trainer):
 
 
 def test_a_layer_without_a_batching_rule_is_trained_one_by_one():
-    class Recurrent(nn.Module):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, slope):
+            return 2 * slope
+
+    class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cell, self.out = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 2)
+            self.out = nn.Linear(3, 2)
 
         def forward(self, x):
-            return self.out(self.cell(x[..., None])[0][:, -1])
+            return self.out(Twice.apply(x))
 
-    with pytest.raises(InputError, match="one-by-one"):
-        ef.simulate(Recurrent, [points()] * 2, FLEET, trainer="batched", **SETTINGS)
+    with pytest.raises(InputError, match="vmap"):
+        ef.simulate(Own, [points()] * 2, FLEET, trainer="batched", **SETTINGS)
     with pytest.warns(ef.EverfedWarning, match="taking 'one-by-one' instead"):
-        found = ef.simulate(Recurrent, [points()] * 2, FLEET, **SETTINGS)
-    expected = ef.simulate(Recurrent, [points()] * 2, FLEET, trainer="one-by-one", **SETTINGS)
+        found = ef.simulate(Own, [points()] * 2, FLEET, **SETTINGS)
+    expected = ef.simulate(Own, [points()] * 2, FLEET, trainer="one-by-one", **SETTINGS)
     for name, value in expected.params.items():
         assert torch.equal(found.params[name], value)
-
-
-def test_dropout_inside_recurrent_layers_is_refused():
-    with pytest.raises(InputError, match="draws its own random numbers"):
-        ef.simulate(nn.Sequential(nn.GRU(3, 4, num_layers=2, dropout=0.5)), [points()] * 2, FLEET, **SETTINGS)
 
 
 def test_the_plain_function_torch_dropout_is_repeatable_too():
@@ -90,8 +94,6 @@ x, y = points()
 WRONG = {
     "a squared error that would broadcast": (
         lambda: ef.simulate(nn.Linear(3, 1), [(x, y.astype(float))] * 2, FLEET, **SETTINGS), "both must be the same"),
-    "a named model for float targets": (
-        lambda: ef.simulate("mlp", [(x, y.astype(float))] * 2, FLEET, **SETTINGS), "for classification"),
     "negative labels in a data set": (
         lambda: classified([0, -1, 1, 0]).partition(2, "dirichlet"), "run from 0 to 1"),
     "an endless alpha": (lambda: ef.load("digits").partition(2, "dirichlet", alpha=np.inf), "above 0 and at most"),

@@ -425,4 +425,5 @@ def test_records_of_a_version_without_metrics_of_ones_own_are_read_and_added_to(
     file.truncate(length)
     file.append([second])
     file.close()
-    assert [record.metrics for record in whole_records(tmp_path)[0]] == [first.metrics, second.metrics]
+    known = [replace(record.metrics, breakdown={}) for record in (first, second)]
+    assert [record.metrics for record in whole_records(tmp_path)[0]] == known

@@ -282,12 +282,16 @@ def test_models_by_name_predict_numbers(shape):
 
 def test_a_named_task_and_classes():
     x, y = np.zeros((4, 3)), np.array([[0, 1], [1, 1], [0, 0], [1, 0]])
-    assert ef.from_arrays([(x, y)]).task == "next-token"
+    with pytest.raises(ef.InputError, match="name the task"):
+        ef.from_arrays([(x, y)])
+    assert ef.from_arrays([(x, y)], task="next-token").classes == 2
+    assert ef.from_arrays([(x, y + 1)]).task == "next-token"
     named = ef.from_arrays([(x, y)], task="multilabel")
     assert (named.task, named.classes, named.y.dtype) == ("multilabel", 2, np.float32)
     assert ef.from_arrays([(x, [1, 2, 3, 4])], task="regression").y.dtype == np.float32
     assert ef.from_arrays([(x, [0, 1, 0, 1])], classes=5).classes == 5
-    history = ef.simulate(nn.Linear(3, 2), [(x, y)] * CLIENTS, FLEET, rounds=1, task="multilabel")
+    whole = ef.from_arrays([(x, y)] * CLIENTS, task="next-token")
+    history = ef.simulate(nn.Linear(3, 2), whole, FLEET, rounds=1, task="multilabel")
     assert history.params["weight"].shape == (2, 3)
 
 

@@ -23,7 +23,14 @@ def task_of(y: npt.NDArray[Any], classes: int) -> str:
         return MULTILABEL
     if not classes:
         return REGRESSION
-    return NEXT_TOKEN if y.dtype.kind == "i" and y.ndim == 2 else CLASSIFICATION
+    if y.dtype.kind != "i" or y.ndim != 2:
+        return CLASSIFICATION
+    if y.size and set(np.unique(y)) <= {0, 1}:
+        raise InputError(
+            f"the labels are 0 and 1 in rows of {y.shape[1]}: name the task, 'multilabel' or 'next-token'; for a class "
+            "per sample give its number, not one-hot rows."
+        )
+    return NEXT_TOKEN
 
 
 def as_targets(y: npt.NDArray[Any], task: str) -> npt.NDArray[Any]:

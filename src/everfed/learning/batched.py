@@ -37,7 +37,7 @@ class Batched:
     def __init__(self, task: Task, reason: str = "") -> None:
         """reason: why the task has no faster trainer."""
         self.task, self.reason = task, reason
-        self.module = copied(task.module).train()  # vmap leaves tensors of its own in recurrent layers
+        self.module = _own(task.module).train()
         for layer in self.module.modules():
             if isinstance(layer, nn.RNNBase):  # on a GPU it would lay out weights that, under vmap, lie nowhere
                 layer.flatten_parameters = _nothing  # type: ignore[method-assign]
@@ -136,6 +136,14 @@ class Batched:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.states.load_state_dict(state)
+
+
+def _own(module: nn.Module) -> nn.Module:
+    """A copy, since vmap leaves tensors of its own in recurrent layers; the module itself if it cannot be copied."""
+    try:
+        return copied(module)
+    except Exception:  # the user's own class, which may raise anything
+        return module
 
 
 def _nothing() -> None:
