@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from everfed.errors import InputError
+from everfed.learning.lstm import lstm_steps
 
 # What nn.LSTM, nn.GRU and nn.RNN call.
 _KINDS: dict[Any, str] = {torch.lstm: "lstm", torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}
@@ -80,11 +81,18 @@ def _layer(
 ) -> tuple[Tensor, ...]:
     """One layer on x [length, batch, inputs]; start: [directions, batch, size] each."""
     per_direction = len(weights) // directions
-    outputs, last = [], []
+    outputs: list[Tensor] = []
+    last: list[States] = []
     for direction in range(directions):
         own = weights[direction * per_direction : (direction + 1) * per_direction]
         from_inputs, step = _cell(kind, x, own, biased)
         states = tuple(h[direction] for h in start)
+        if kind == "lstm" and len(own) % 2 == 0:  # without a projection
+            added = from_inputs.flip(0) if direction else from_inputs
+            hiddens, cell = lstm_steps(added, states[0], states[1], own[1])
+            outputs.append(hiddens.flip(0) if direction else hiddens)
+            last.append((hiddens[-1], cell))
+            continue
         found = []
         parts = from_inputs.unbind(0)
         for part in reversed(parts) if direction else parts:
