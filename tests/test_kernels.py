@@ -317,7 +317,9 @@ def compiled_for(capability, shared_memory, precision, tmp_path, *models):
 EVERY_PRECISION = [pytest.param(precision, [], marks=pytest.mark.long) for precision in ("bf16", "tf32", "float32")]
 
 
-@pytest.mark.parametrize(("precision", "models"), [("tf32", ["cnn"]), *EVERY_PRECISION])
+@pytest.mark.parametrize(
+    ("precision", "models"), [pytest.param("tf32", ["cnn"], marks=pytest.mark.long), *EVERY_PRECISION]
+)
 def test_kernels_compile_for_a_data_centre_gpu(precision, models, tmp_path):
     told = compiled_for(90, 232448, precision, tmp_path, *models)
     assert told.returncode == 0, told.stderr[-2000:]

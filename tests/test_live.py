@@ -378,6 +378,7 @@ def test_a_folder_cannot_run_code_that_lies_beside_it(tmp_path, monkeypatch):
         open_run(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_objects_of_one_class_are_told_apart_in_a_sweep(tmp_path):
     base = Experiment(model=net(), data=samples(), fleet=FLEETS["cycles"](), **KW)
     grid = {"model": [net(), net(1)], "policy": [EveryNth(2), EveryNth(3), ef.Greedy(), ef.Greedy(scaled=True)]}

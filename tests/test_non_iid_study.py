@@ -173,6 +173,7 @@ def test_cut_off_between_evaluations_a_watched_run_goes_on_as_if_it_never_was(no
     assert evaluated == [8, 16, *range(21, 61)]
 
 
+@pytest.mark.long
 def test_a_study_goes_on_where_it_was_and_ends_with_its_tables(non_iid, told, tmp_path, capsys):
     study = non_iid.Study(SMALL, BOTH, rates=(0.05, 1e30), adam_rates=(1e-3,), seeds=(0, 1), held_out=300)
     assert not non_iid.carry_out(study, tmp_path, limit_s=0.0)  # no time, no run

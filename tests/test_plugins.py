@@ -111,6 +111,7 @@ def test_the_same_run_has_the_same_folder_and_records_however_its_plugin_is_name
         assert one | {"seconds": 0} == two | {"seconds": 0}
 
 
+@pytest.mark.long
 def test_an_installed_package_needs_no_naming(here, tmp_path):
     place, by_flag = here
     path = installed(tmp_path / "site", "otherlab", PACKAGE)

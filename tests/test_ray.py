@@ -44,6 +44,7 @@ def own_ray():
         yield cluster
 
 
+@pytest.mark.long
 @needs_ray
 def test_shares_and_sweeps_give_what_one_process_gives(own_ray, tmp_path):
     alone = start(SMALL)
@@ -56,6 +57,7 @@ def test_shares_and_sweeps_give_what_one_process_gives(own_ray, tmp_path):
     assert all(torch.equal(alone.params[name], stored.params[name]) for name in alone.params)
 
 
+@pytest.mark.long
 @needs_ray
 def test_a_task_of_tokens_is_trained_by_shares(own_ray, tmp_path):
     text = replace(SMALL, **token_task(tmp_path, SMALL.fleet.clients))
@@ -66,6 +68,7 @@ def test_a_task_of_tokens_is_trained_by_shares(own_ray, tmp_path):
     assert close_to(alone, run)
 
 
+@pytest.mark.long
 @needs_ray
 def test_early_stopping_ends_where_one_process_does(own_ray):
     watched = replace(SMALL, client=SGD(1.5), eval_every=1, early_stopping=EarlyStopping(part=0.2, patience=1))
@@ -81,6 +84,7 @@ def test_early_stopping_ends_where_one_process_does(own_ray):
     )
 
 
+@pytest.mark.long
 @needs_ray
 def test_bad_input_is_refused_in_words(own_ray):
     with pytest.raises(InputError, match="'cuda' was requested, but the cluster has no GPU"):

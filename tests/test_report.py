@@ -367,6 +367,7 @@ def test_the_page_names_no_address_to_fetch_from(runs, tmp_path):
     assert "default-src 'none'" in text
 
 
+@pytest.mark.long
 def test_twelve_runs_of_a_thousand_rounds_stay_under_five_megabytes(tmp_path):
     base = Experiment(rounds=1000, eval_every=1, device="cpu")
     found = [

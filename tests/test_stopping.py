@@ -150,7 +150,7 @@ def drawn(chance: random.Random, number: int) -> list[tuple[str, str, signal.Sig
 
 soak = pytest.mark.skipif("EVERFED_SOAK" not in os.environ, reason="takes a quarter of an hour: make soak")
 MOMENTS = [
-    pytest.param(FEW[1:2], 100, id="1"),
+    pytest.param(FEW[1:2], 100, id="1", marks=pytest.mark.long),
     pytest.param(FEW, 150, id="6", marks=pytest.mark.long),
     pytest.param(drawn(random.Random(0), 50), 400, id="50", marks=[pytest.mark.long, soak]),
 ]

@@ -162,7 +162,7 @@ def wait_for_progress(folder: Path, process: subprocess.Popen, more_than: int) -
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_at_random_moments_it_ends_bit_identical(times, tmp_path):
     here(*KILLED, "--out", str(tmp_path / "whole"), "-q")
     chance = random.Random(0)
