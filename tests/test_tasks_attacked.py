@@ -257,3 +257,10 @@ def test_a_named_task_keeps_the_vocabulary_that_was_declared():
         ef.Experiment(data=declared, fleet=FLEET, task="next-token", split=ef.SPLITS["iid"]()).make_data(FLEET).classes
         == 50
     )
+
+
+def test_a_vocabulary_whose_scores_do_not_fit_is_refused_before_memory_is_taken():
+    x, y = tokens()
+    y[0, 0] = 10**8
+    with pytest.raises(ef.InputError, match="scores of 100,000,001 classes"):
+        ef.simulate("char-gpt", [(x, y)] * 4, FLEET, **SMALL)

@@ -6,6 +6,7 @@ a sentence that names the setting, and not by a traceback or by the system.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from everfed.arrays import parts
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
+from everfed.data.targets import NEXT_TOKEN
 from everfed.learning.models import Model
 from everfed.learning.task import DRAW_BYTES, free_on
 from everfed.machine import check_memory
@@ -44,6 +46,13 @@ def check_samples(data: FederatedData | OnDemand, device: torch.device) -> None:
         what = f"a copy of the {len(data.y):,} samples on the device"
         size = data.y.nbytes + sum(part.nbytes for part in parts(data.x).values())
         check_memory(what, size, "use fewer, or load them on demand", free=free_on(device))
+
+
+def check_scores(data: FederatedData | OnDemand, batch_size: int, device: torch.device) -> None:
+    """Refuse so many classes that a batch's scores and their gradient would not fit."""
+    scores = data.classes * math.prod(data.target_shape()) if data.task == NEXT_TOKEN else data.classes
+    what = f"the scores of {data.classes:,} classes for batches of {batch_size:,}"
+    check_memory(what, 2 * _NUMBER * batch_size * scores, "use fewer classes or a smaller batch", free=free_on(device))
 
 
 @contextmanager

@@ -57,6 +57,7 @@ class Setup:
             )
         _warn_of_small_clients(self.data, experiment.batch_size)
         memory.check_samples(self.data, self.device)
+        memory.check_scores(self.data, experiment.batch_size, self.device)
         self.loss = experiment.loss or LOSSES[self.data.task]
         self.module = _instance(experiment.model, self.data, experiment.seeds.init, self.device)
         models.check(self.module)
