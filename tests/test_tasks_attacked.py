@@ -263,4 +263,4 @@ def test_a_vocabulary_whose_scores_do_not_fit_is_refused_before_memory_is_taken(
     x, y = tokens()
     y[0, 0] = 10**8
     with pytest.raises(ef.InputError, match="scores of 100,000,001 classes"):
-        ef.simulate("char-gpt", [(x, y)] * 4, FLEET, **SMALL)
+        ef.simulate("char-gpt", [(x, y)] * 4, FLEET, **{**SMALL, "batch_size": 64})

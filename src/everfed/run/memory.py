@@ -52,7 +52,9 @@ def check_scores(data: FederatedData | OnDemand, batch_size: int, device: torch.
     """Refuse so many classes that a batch's scores and their gradient would not fit."""
     scores = data.classes * math.prod(data.target_shape()) if data.task == NEXT_TOKEN else data.classes
     what = f"the scores of {data.classes:,} classes for batches of {batch_size:,}"
-    check_memory(what, 2 * _NUMBER * batch_size * scores, "use fewer classes or a smaller batch", free=free_on(device))
+    check_memory(
+        what, 2 * _NUMBER * batch_size * scores, "use a smaller batch_size, or fewer classes", free=free_on(device)
+    )
 
 
 @contextmanager
