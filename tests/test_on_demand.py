@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -366,14 +366,7 @@ def test_several_columns_make_an_input(tmp_path):
 
 
 def test_hugging_face_without_the_extra_names_it(monkeypatch):
-    plain = builtins.__import__
-
-    def without(name, *rest):
-        if name == "datasets":
-            raise ImportError(name)
-        return plain(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises(ef.MissingExtraError, match=r"everfed\[datasets\]"):
         HuggingFace.by_column(None, "who")
 

@@ -80,7 +80,7 @@ def _told(record: RoundRecord, metrics: bool) -> str:
     content: dict[str, Any] = record.to_dict()
     left_out = {"seconds"} if metrics else {"seconds", "metrics"}
     if metrics:
-        content["metrics"] = {key: value for key, value in content["metrics"].items() if key != "own"}
+        content["metrics"] = {k: v for k, v in content["metrics"].items() if k not in ("own", "breakdown")}
     # As text: what is not a number equals itself there.
     return json.dumps({key: value for key, value in content.items() if key not in left_out})
 
