@@ -54,9 +54,10 @@ unit: $(DEV) browser
 unit-all: $(DEV) browser
 	$(PYTEST)
 
-# Signals at 50 random moments of a sweep.
+# Signals at 50 random moments of a sweep, and drawn cases that no run has tried before.
 soak: $(DEV)
 	EVERFED_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_stopping.py
+	$(PYTEST) --hypothesis-profile soak $(shell grep -l hypothesis tests/test_*.py)
 
 # The oldest versions that pyproject.toml allows, in an environment of their own. What stands in for another system
 # (only_unix) is left out: the oldest platformdirs asks which system it is in another way.

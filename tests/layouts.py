@@ -106,14 +106,14 @@ LABEL_WAYS: dict[str, Any] = {
 
 @st.composite
 def handed_over(draw: st.DrawFn, dtypes: tuple[str, ...]) -> tuple[Any, np.ndarray]:
-    """(numbers in a drawn dress, the same numbers as a plain float64 array)."""
+    """(numbers in a drawn dress, the same as a plain array: of truth values if they are such, else of float64)."""
     shape = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
     dtype = np.dtype(draw(st.sampled_from(dtypes)))
     top = 1 if dtype.kind == "b" else 120
     low = 0 if dtype.kind in "ub" else -120
     count = int(np.prod(shape))
     numbers = draw(st.lists(st.integers(low, top), min_size=count, max_size=count))
-    values = np.array(numbers, np.float64).reshape(shape)
+    values = np.array(numbers, bool if dtype.kind == "b" else np.float64).reshape(shape)
     if draw(st.booleans()) and count:  # one sample, seen many times
         times = draw(st.integers(1, 3))
         return np.broadcast_to(values.astype(dtype)[:1], (times, *shape[1:])), np.repeat(values[:1], times, axis=0)
