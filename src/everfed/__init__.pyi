@@ -10,6 +10,7 @@ from .data.partition import SPLITS as SPLITS
 from .energy.arrivals import ARRIVALS as ARRIVALS
 from .energy.battery import Books as Books
 from .energy.fleet import Fleet as Fleet
+from .energy.work import Work as Work
 from .errors import (
     DivergenceError as DivergenceError,
     EverfedWarning as EverfedWarning,
@@ -46,6 +47,13 @@ from .scheduling.policies import (
     WaitForAll as WaitForAll,
 )
 from .scheduling.table import POLICIES as POLICIES
+from .server.arrivals import (
+    Area as Area,
+    FedAsync as FedAsync,
+    FedBuff as FedBuff,
+    Renewal as Renewal,
+    RenewalDiscounted as RenewalDiscounted,
+)
 from .server.control import HTScaffold as HTScaffold, Scaffold as Scaffold
 from .server.experience import Echo as Echo, FedAU as FedAU
 from .server.gossip import FedAWE as FedAWE

@@ -18,6 +18,7 @@ from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.silent import warn_of_silent
 from everfed.scheduling.uncertain import SelfWeighted
+from everfed.server.arrivals import Area, FedAsync, FedBuff, Renewal, RenewalDiscounted
 from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
 from everfed.server.gossip import FedAWE
@@ -124,6 +125,17 @@ METHODS: dict[str, Method] = {
     "truncated": Method(
         _SCALED, Truncated(), "Algorithm 1, truncated", "scales cut to a limit: less variance, known bias"
     ),
+    "renewal": Method(
+        Greedy(), Renewal(), "renewal", "asynchronous: each update counts for the time since the client's last one"
+    ),
+    "renewal-discounted": Method(
+        Greedy(), RenewalDiscounted(), "renewal, discounted", "as renewal; a client's stale updates count less"
+    ),
+    "fedasync": Method(Greedy(), FedAsync(), "FedAsync", "asynchronous, as published: each arriving model is mixed in"),
+    "fedbuff": Method(
+        Greedy(), FedBuff(), "FedBuff", "asynchronous, as published: the mean of every ten arriving updates"
+    ),
+    "area": Method(Greedy(), Area(), "AREA", "asynchronous, as published: the mean of the clients' last models"),
     "bernoulli": Method(
         Bernoulli(), Sum(), "Bernoulli", "ablation: an independent coin each round, scaled, ignoring the battery"
     ),

@@ -57,6 +57,7 @@ class Purpose(IntEnum):
     COMPRESS = 13  # how an update is rounded for sending
     SAMPLES = 14  # samples that are made up
     VALIDATION = 15  # which samples are held out of training
+    DURATION = 16  # how long a client's work takes, where that varies
 
 
 def check_seed(seed: int, name: str = "the seed") -> None:

@@ -188,35 +188,43 @@ class Battery:
         cost: one number, or one per client. Returns the clients whose battery ran out, if such rounds are lost, and
         None if all finished.
         """
-        level, payers = self.level.reshape(-1), np.flatnonzero(join)
-        each = isinstance(cost, np.ndarray)
-        price: Any = np.broadcast_to(cost, join.shape).reshape(-1)[payers] if each else cost
+        payers, each = np.flatnonzero(join), isinstance(cost, np.ndarray)
+        failed = self.pay(payers, np.broadcast_to(cost, join.shape).reshape(-1)[payers] if each else cost)
+        if failed is None:
+            return None
+        gone = np.zeros(join.shape, np.bool_)
+        gone.reshape(-1)[payers[failed]] = True
+        return gone
+
+    def pay(self, payers: Ints, price: float | Floats) -> Bools | None:
+        """The same for clients by their places in the flattened level, each once. price: one number, or one of each.
+
+        Returns which of them ran out, and None if none did.
+        """
+        level, each = self.level.reshape(-1), isinstance(price, np.ndarray)
         after = level[payers] - price
         missing = np.maximum(-after, 0.0)
         # The rounding that `affords` forgives stays in the books, but is no violation.
         short = missing > price * TOLERANCE
-        gone = None
+        failed = None
         if self.storage.browns_out or each:
-            gone = self._brown_out(join.shape, payers[short])
+            if short.any():
+                failed = short
+                self._brown_out(payers[short])
             after, missing, payers = after[~short], missing[~short], payers[~short]
-            price = price[~short] if each else price
+            price = price[~short] if isinstance(price, np.ndarray) else price
             short = short[:0]
         level[payers] = after + missing
-        self.spent += self._total(price, payers) if each else price * self._count(payers)
+        self.spent += self._total(price, payers) if isinstance(price, np.ndarray) else price * self._count(payers)
         self.shortfall += self._total(missing, payers)
         self.violations += int(np.count_nonzero(short))
-        return gone
+        return failed
 
-    def _brown_out(self, shape: tuple[int, ...], which: Ints) -> Bools | None:
-        if len(which) == 0:
-            return None
+    def _brown_out(self, which: Ints) -> None:
         level = self.level.reshape(-1)
         self.lost += self._total(level[which], which)
         level[which] = 0.0
         self.brownouts += len(which)
-        gone = np.zeros(shape, np.bool_)
-        gone.reshape(-1)[which] = True
-        return gone
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         totals = np.array([getattr(self, name) for name in _TOTALS])

@@ -21,6 +21,7 @@ from everfed.energy.battery import Storage
 from everfed.energy.fleet import MAX_CYCLE, MOST_HARVESTED, Fleet, check_clients
 from everfed.energy.group import DAY_S, Clock, DeviceGroup, Hours, Supply
 from everfed.energy.profile import Profile
+from everfed.energy.work import Pace
 from everfed.errors import InputError
 from everfed.random import Purpose, uniform
 
@@ -156,6 +157,21 @@ class DeviceFleet(Checked):
         storage = Storage(charging, leak, standby, start, self.cost_spread, browns_out=True)
         bits_of = np.array(offered)[taken] if encoding else None
         return Fleet(profile, capacity, storage, unit_j, self.labels, which, bits_of)
+
+    def pace(self, local_steps: int, encoding: Encoding | None, fleet: Fleet) -> Pace:
+        """How long the devices' work takes, and what part of its energy goes to the radio. fleet: as built."""
+        assert fleet.group_of is not None
+        bits = np.zeros(len(fleet), np.int64) if fleet.message_bits is None else fleet.message_bits
+        kinds, which = np.unique(np.stack([fleet.group_of, bits]), axis=1, return_inverse=True)
+        found = []
+        for number, chosen in kinds.T.tolist():
+            g = self.groups[number]
+            cost = self._cost(g, local_steps, encoding.size_ratio(chosen) if encoding else 1.0)
+            computing = cost.train_s * max(g.computer.active_w - g.computer.sleep_w, 0.0)
+            air = (cost.up_s + cost.down_s) / self.round_s
+            found.append((cost.train_s / self.round_s, air, 1.0 - computing / cost.joules))
+        train, air_part, radio = np.array(found).T[:, which.reshape(-1)]
+        return Pace(train, air_part, np.clip(radio, 0.0, 1.0 - 1e-9))
 
     def assumptions(self, local_steps: int = 5, encoding: Encoding | None = None) -> list[Assumptions]:
         """One row per group, in the order given."""

@@ -75,7 +75,9 @@ class Kernels:
     def explain(self) -> list[str]:
         return self.lowered.notes
 
-    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
+    def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
+        assert isinstance(round, int), "asynchronous clients are not given to the kernels"
+        assert steps is None
         chunks = -(-len(clients) // self.program.room)
         for part in range(chunks):  # as even as possible
             some = slice(part * len(clients) // chunks, (part + 1) * len(clients) // chunks)

@@ -19,7 +19,6 @@ from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.layout import copied
 from everfed.learning.objectives import per_client
-from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
 from everfed.learning.rows import ClientRows
 from everfed.learning.task import DRAW_BYTES, Check, PlainTrained, Task, Trained, budget
@@ -57,12 +56,14 @@ class Batched:
             "the whole model: batched over clients by torch.func" + (f", since {self.reason}" if self.reason else "")
         ]
 
-    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
+    def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
         start = 0
         while start < len(clients):
-            some = clients[start : start + self.chunk]
+            part = slice(start, start + self.chunk)
+            some = clients[part]
+            when = round if isinstance(round, int) else round[part]
             try:
-                trained = self._train_chunk(params, some, round)
+                trained = self._train_chunk(params, some, when, None if steps is None else steps[part])
             except torch.cuda.OutOfMemoryError:
                 self._halve(len(some))
                 continue
@@ -79,10 +80,11 @@ class Batched:
         torch.cuda.empty_cache()
         warn(f"out of device memory with {clients} clients at once; continuing with {self.chunk}.")
 
-    def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
+    def _train_chunk(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None) -> Trained:
         task = self.task
         who = torch.as_tensor(clients, device=params.device)
-        first = round * task.local_steps
+        slots = round if isinstance(round, int) else torch.as_tensor(round, device=params.device)
+        first = slots * task.local_steps
         numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)
         start = task.start(params, clients)
         rows = start.clone()
@@ -91,18 +93,38 @@ class Batched:
         else:
             state = task.optimizer.init(len(clients), task.layout.size, params.device)
         total = torch.zeros(len(clients), device=params.device)
-        for step in range(task.local_steps):
+        last = task.local_steps if steps is None else int(steps.max(initial=0))
+        for step in range(last):
             x, y = task.data.samples(numbers[:, step], who, first + step, task.seed)
             grads, losses = self._gradients(rows, x, y, who, first + step)
             grads = adjusted(task.gradients, grads, rows, start, clients)
-            task.optimizer.step(rows, grads, state, rate(task.optimizer, first + step, task.iterations))
+            ended = None if steps is None or (steps > step).all() else torch.as_tensor(steps <= step).to(rows.device)
+            before = None if ended is None else (rows[ended], {name: kept[ended] for name, kept in state.items()})
+            task.optimizer.step(rows, grads, state, self._rates(round, step, rows))
             del grads  # before the next ones are computed: a row per client
+            if ended is not None and before is not None:  # those who have done their steps stay where they are
+                rows[ended] = before[0]
+                for name, kept in state.items():
+                    kept[ended] = before[1][name]
+                losses = torch.where(ended, 0.0, losses)
             total += losses
         if task.keep_state:
             self.states.scatter(clients, state)
-        return PlainTrained(clients, rows.sub_(start), total / task.local_steps)
+        taken = task.local_steps if steps is None else torch.as_tensor(steps).to(total)
+        return PlainTrained(clients, rows.sub_(start), total / taken)
 
-    def _gradients(self, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
+    def _rates(self, round: int | Ints, step: int, rows: Tensor) -> float | Tensor:
+        """The learning rate of a step: one number, or [C, 1] where clients began at different times."""
+        if isinstance(round, int):
+            return self.task.rate(round, step)
+        each = [self.task.rate(slot, step) for slot in round.tolist()]
+        if len(set(each)) == 1:
+            return each[0]
+        return torch.tensor(each, dtype=rows.dtype, device=rows.device)[:, None]
+
+    def _gradients(
+        self, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Each client's gradient [C, parameters] and minibatch loss [C].
 
         Only the forward pass goes through vmap: the rows do not mix, so the gradient of the summed
@@ -112,7 +134,8 @@ class Batched:
         rows = rows.detach().requires_grad_()
         try:
             with autocast(self.task.precision):
-                outputs = vmap(self._forward, in_dims=(0, 0, 0, None), randomness="error")(rows, x, who, iteration)
+                own = 0 if isinstance(iteration, Tensor) else None
+                outputs = vmap(self._forward, in_dims=(0, 0, 0, own), randomness="error")(rows, x, who, iteration)
             losses = per_client(self.task.loss, outputs.float(), y)
             (grads,) = torch.autograd.grad(losses.sum(), rows)
             return grads, losses.detach()
@@ -123,7 +146,7 @@ class Batched:
                 f"this model cannot be batched over clients ({first_line(error)}); use trainer='one-by-one'."
             ) from error
 
-    def _forward(self, row: Tensor, x: Inputs, client: Tensor, iteration: int) -> Tensor:
+    def _forward(self, row: Tensor, x: Inputs, client: Tensor, iteration: int | Tensor) -> Tensor:
         """One client's outputs (under vmap)."""
         weights = self.task.layout.unflatten(row)
         if not self.replaces:

@@ -30,7 +30,7 @@ FULL = 32  # bits of a number as it is
 class Compressor(Encoding, Protocol):
     """The protocol of the compressors in `COMPRESSORS`."""
 
-    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int, seed: int) -> Tensor:
+    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int | Tensor, seed: int) -> Tensor:
         """Updates [C, parameters] as the server reads them; bits: [C]."""
         ...
 
@@ -48,7 +48,7 @@ class Whole:
     def noise(self, bits: int) -> float:
         return 0.0
 
-    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int, seed: int) -> Tensor:
+    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int | Tensor, seed: int) -> Tensor:
         return deltas
 
 
@@ -67,7 +67,7 @@ class _Quantising(Checked):
         levels = float(2 ** (bits - 1) - 1)
         return min(self.bucket / levels**2, math.sqrt(self.bucket) / levels)
 
-    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int, seed: int) -> Tensor:
+    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int | Tensor, seed: int) -> Tensor:
         return _quantised(deltas, bits, self.bucket, _uniform(deltas, clients, round, seed))
 
 
@@ -119,7 +119,7 @@ class RandK(Checked):
     def noise(self, bits: int) -> float:
         return 1.0 / self.keep - 1.0
 
-    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int, seed: int) -> Tensor:
+    def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int | Tensor, seed: int) -> Tensor:
         if self.keep == 1.0:
             return deltas
         # A number that is not finite stays so, wherever it lies: such an update must be noticed.
@@ -136,14 +136,15 @@ COMPRESSORS: dict[str, type[Any]] = {
 registry.table("compression", COMPRESSORS, Compressor)
 
 
-def compress_all(trained: Trained, how: Compressor, bits: Ints | None, round: int, seed: int) -> Trained:
-    """Results as they arrive at the server. bits: each client's of the fleet, if they chose."""
+def compress_all(trained: Trained, how: Compressor, bits: Ints | None, round: int | Ints, seed: int) -> Trained:
+    """Results as they arrive at the server. bits: each client's of the fleet, if they chose. round: one, or of each."""
     if isinstance(how, Whole):
         return trained
     device = trained.deltas.device
     chosen = np.full(len(trained.clients), how.choices()[0]) if bits is None else bits[trained.clients]
     mine, clients = (torch.as_tensor(numbers, device=device) for numbers in (chosen, trained.clients))
-    return PlainTrained(trained.clients, how.compress(trained.deltas, mine, clients, round, seed), trained.losses)
+    when = round if isinstance(round, int) else torch.as_tensor(round, device=device)
+    return PlainTrained(trained.clients, how.compress(trained.deltas, mine, clients, when, seed), trained.losses)
 
 
 def _quantised(deltas: Tensor, bits: Tensor, bucket: int, chance: Tensor) -> Tensor:
@@ -159,11 +160,12 @@ def _quantised(deltas: Tensor, bits: Tensor, bucket: int, chance: Tensor) -> Ten
     return torch.where((bits >= FULL)[:, None], deltas, read)
 
 
-def _uniform(like: Tensor, clients: Tensor, round: int, seed: int) -> Tensor:
+def _uniform(like: Tensor, clients: Tensor, round: int | Tensor, seed: int) -> Tensor:
     """A number in [0, 1) for each of an update's numbers, from (seed, client, round, place)."""
     size = like.shape[1]
     block = torch.arange((size + 3) // 4, device=like.device)[None, :]
-    counter = torch.broadcast_tensors(torch.full_like(block, round), block, clients[:, None])
+    when = round[:, None] if isinstance(round, Tensor) else torch.full_like(block, round)
+    counter = torch.broadcast_tensors(when, block, clients[:, None])
     words = philox((*counter, int(Purpose.COMPRESS)), (seed & 0xFFFFFFFF, seed >> 32))
     # 24 bits are what a float32 holds: more would round up to 1.
     return (torch.stack(words, dim=-1).flatten(1)[:, :size] >> 8).to(torch.float32) / 2.0**24

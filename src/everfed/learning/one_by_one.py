@@ -20,7 +20,6 @@ from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.layout import copied
-from everfed.learning.optim import rate
 from everfed.learning.precision import autocast
 from everfed.learning.task import Check, PlainTrained, Task, Trained
 
@@ -42,12 +41,14 @@ class OneByOne:
     def explain(self) -> list[str]:
         return [f"the whole model: one client at a time by torch, since {self.reason}"]
 
-    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
-        for client in clients.tolist():
-            delta, loss = self._train_one(params, client, round)
-            yield PlainTrained(clients[clients == client], delta[None], loss[None])
+    def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
+        rounds = np.broadcast_to(round, len(clients)).tolist()
+        counts = np.broadcast_to(self.task.local_steps if steps is None else steps, len(clients)).tolist()
+        for i, client in enumerate(clients.tolist()):
+            delta, loss = self._train_one(params, client, rounds[i], counts[i])
+            yield PlainTrained(clients[i : i + 1], delta[None], loss[None])
 
-    def _train_one(self, params: Tensor, client: int, round: int) -> tuple[Tensor, Tensor]:
+    def _train_one(self, params: Tensor, client: int, round: int, steps: int) -> tuple[Tensor, Tensor]:
         task, module = self.task, self.module
         start = task.start(params, np.array([client]))[0]
         task.layout.load(start, module)
@@ -58,11 +59,11 @@ class OneByOne:
         first = round * task.local_steps
         numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)[0]
         losses = []
-        for step in range(task.local_steps):
+        for step in range(steps):
             some, labels = task.data.samples(numbers[None, step], who, first + step, task.seed)
             x, y = taken(some, 0), labels[0]
             for group in optimizer.param_groups:
-                group["lr"] = rate(task.optimizer, first + step, task.iterations)
+                group["lr"] = task.rate(round, step)
             optimizer.zero_grad()
             with counted_dropout(task.seed, who[0], first + step), autocast(task.precision):
                 outputs = outputs_of(module, x)

@@ -71,7 +71,9 @@ class Optimizer(Protocol):
 
     def init(self, rows: int, size: int, device: torch.device) -> State: ...
 
-    def step(self, params: Tensor, grads: Tensor, state: State, lr: float) -> None: ...
+    def step(self, params: Tensor, grads: Tensor, state: State, lr: float | Tensor) -> None:
+        """lr: one number, or [C, 1] where clients began at different times."""
+        ...
 
     def as_torch(self, params: Iterable[Tensor]) -> torch.optim.Optimizer: ...
 
@@ -96,12 +98,15 @@ class SGD(Checked):
     def init(self, rows: int, size: int, device: torch.device) -> State:
         return {"velocity": torch.zeros(rows, size, device=device)} if self.momentum else {}
 
-    def step(self, params: Tensor, grads: Tensor, state: State, lr: float) -> None:
+    def step(self, params: Tensor, grads: Tensor, state: State, lr: float | Tensor) -> None:
         if self.weight_decay:
             grads = grads.add(params, alpha=self.weight_decay)
         if self.momentum:
             grads = state["velocity"].mul_(self.momentum).add_(grads)
-        params.sub_(grads, alpha=lr)
+        if isinstance(lr, Tensor):
+            params.sub_(grads * lr)
+        else:
+            params.sub_(grads, alpha=lr)
 
     def as_torch(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=1.0, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -128,7 +133,7 @@ class Adam(Checked):
             "count": torch.zeros(rows, device=device),
         }
 
-    def step(self, params: Tensor, grads: Tensor, state: State, lr: float) -> None:
+    def step(self, params: Tensor, grads: Tensor, state: State, lr: float | Tensor) -> None:
         if self.weight_decay:
             grads = grads.add(params, alpha=self.weight_decay)
         count = state["count"].add_(1.0)

@@ -18,7 +18,7 @@ from everfed.data.plain import solid
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout
 from everfed.learning.objectives import Loss as Loss
-from everfed.learning.optim import Optimizer
+from everfed.learning.optim import Optimizer, rate
 from everfed.machine import free_memory
 from everfed.random import Purpose, philox
 
@@ -115,10 +115,15 @@ class Task:
     state_place: str = "device"  # or "disk": where the clients' optimiser state is kept
     most_at_once: int | None = None  # clients that buffers are made for at most; None: as memory allows
     starts: Starts | None = None  # None: all participants start from the server's parameters
+    slots: int = 1  # how often a client may begin within a round; its works are then numbered through
 
     @property
     def iterations(self) -> int:
         return self.rounds * self.local_steps
+
+    def rate(self, slot: int, step: int) -> float:
+        """The learning rate of a local step."""
+        return rate(self.optimizer, slot // self.slots * self.local_steps + step, self.iterations)
 
     def start(self, params: Tensor, clients: Ints) -> Tensor:
         """Where these clients start, [C, parameters]; params: the server's."""
@@ -177,7 +182,9 @@ class Trainer(Protocol):
         """How the model is trained and why so, one line per part."""
         ...
 
-    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]: ...
+    def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
+        """round: one number, or one of each client that works in a time of its own. steps: of each (default: all)."""
+        ...
 
     def state_dict(self) -> dict[str, Tensor]:
         """What clients keep from round to round, as tensors by name."""
@@ -212,6 +219,8 @@ class DeviceData:
     def draw(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
         """Sample numbers [clients, steps, batch], drawn uniformly with replacement; good until the next draw.
 
+        first: the local iteration of the first step, one for all or one of each client.
+
         A draw depends only on the seed, the client and the local iteration, so all methods with the same seed use the
         same minibatches, on any device.
         """
@@ -219,7 +228,8 @@ class DeviceData:
 
     def _within(self, clients: Tensor, first: int | Tensor, steps: int, batch: int, seed: int) -> Tensor:
         """Which of the client's own samples, from 0 on."""
-        iteration = (first + torch.arange(steps, device=self.device))[None, :, None]
+        start = first[:, None, None] if isinstance(first, Tensor) and first.ndim else first
+        iteration = start + torch.arange(steps, device=self.device)[None, :, None]
         block = torch.arange((batch + 3) // 4, device=self.device)
         counter = torch.broadcast_tensors(iteration, block, clients[:, None, None])
         words = philox((*counter, int(Purpose.BATCH)), (seed & 0xFFFFFFFF, seed >> 32))
@@ -242,7 +252,8 @@ class DeviceData:
             return self._evaluated(numbers), labels
         images = self.x[numbers]  # of one input alone: several are not augmented
         place = torch.arange(numbers.shape[-1], device=self.device)
-        counter = torch.broadcast_tensors(torch.zeros_like(place) + iteration, place, clients[:, None])
+        when = iteration[:, None] if isinstance(iteration, Tensor) and iteration.ndim else iteration
+        counter = torch.broadcast_tensors(torch.zeros_like(place) + when, place, clients[:, None])
         words = philox((*counter, int(Purpose.AUGMENT)), (seed & 0xFFFFFFFF, seed >> 32))
         # A user's augmentation may return a view; torch.func cannot batch every layout.
         return self.augment.train(images, torch.stack(words, dim=-1)).contiguous(), labels

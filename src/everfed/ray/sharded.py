@@ -51,6 +51,8 @@ def sharded(
             f"workers is {workers}, and the cluster has {cluster.cpus} CPUs; each worker takes one: "
             f"give 1 to {cluster.cpus}, or add nodes."
         )
+    if experiment.asynchronous:
+        raise InputError("asynchronous clients are trained on one machine; run them without '--engine ray'.")
     setup = Setup(on_driver(experiment, on_gpu))
     server = setup.server(on_divergence)
     if server.rule.gradients:

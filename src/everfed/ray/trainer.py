@@ -55,7 +55,8 @@ class ShardedTrainer:
         where = {None: "", "worker": "; clients' state stays with them", "driver": "; clients' state travels"}
         return [f"over {self.shares} Ray workers{where[self.place]}", *self.about[0].explained]
 
-    def train(self, params: Tensor, clients: Ints, round: int) -> Iterator[Trained]:
+    def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
+        assert isinstance(round, int), "asynchronous clients are not trained by workers"
         if len(clients) == 0:
             return
         if not self.whole:

@@ -27,6 +27,7 @@ from everfed.data.partition import SPLITS, ByEnergy, Natural, Split
 from everfed.data.plain import Pair
 from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, TASKS, classes_in
 from everfed.energy.fleet import Fleet
+from everfed.energy.work import Pace, Work, pace_of
 from everfed.errors import InputError, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
@@ -42,6 +43,7 @@ from everfed.run.early_stopping import EarlyStopping
 from everfed.run.fingerprint import fingerprint
 from everfed.run.fleets import FLEETS, CycleFleet, FleetSpec
 from everfed.run.live import Live
+from everfed.run.mode import check_mode
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
 from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
@@ -121,6 +123,11 @@ class Experiment(Checked):
     early_stopping: EarlyStopping = _later(EarlyStopping())
     # What is to be predicted: classification, next-token, multilabel, regression; auto: it follows from the data.
     task: Annotated[str, (AUTO, *TASKS)] = _later(AUTO)
+    # synchronous: clients meet in rounds; asynchronous: they begin and arrive at their own times; auto: as the server
+    # rule has it.
+    mode: Annotated[str, ("auto", "synchronous", "asynchronous")] = _later("auto")
+    # How long the work of asynchronous clients takes, and what becomes of it when energy runs out.
+    work: Work = _later(Work())
     # A scalar function of (outputs, targets). None: the task's own, cross entropy or squared error.
     loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
     # Names or functions of (outputs, targets), computed at every evaluation in addition to loss and accuracy.
@@ -139,6 +146,7 @@ class Experiment(Checked):
             object.__setattr__(self, "split", Natural())
         if self.rounds * self.local_steps >= 2**32:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
+        check_mode(self)
         self.early_stopping.check(own_metrics(self.metrics, NAMES))
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))
@@ -193,6 +201,16 @@ class Experiment(Checked):
     def title(self) -> str:
         known = METHODS.get(self.method)
         return known.title if known else self.method
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether its clients do not meet in rounds."""
+        return self.mode == "asynchronous" or bool(getattr(self.server, "asynchronous", False))
+
+    def make_pace(self, fleet: Fleet) -> Pace:
+        """How long the work of asynchronous clients takes."""
+        own = getattr(self.fleet, "pace", None)
+        return pace_of(self.work, len(fleet), own(self.local_steps, self.compression, fleet) if own else None)
 
     @property
     def evaluation_interval(self) -> int:

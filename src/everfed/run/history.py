@@ -14,6 +14,20 @@ from everfed.learning.metrics import Metrics
 
 
 @dataclass(frozen=True)
+class Arrived:
+    """What an asynchronous run's record says of each arrival, in the order of `participants`."""
+
+    times: Floats  # in rounds
+    staleness: Ints  # versions of the model made since the client began
+    steps: Ints  # local steps
+    version: int  # of the model, after the round
+
+    def to_dict(self) -> dict[str, Any]:
+        lists = {name: getattr(self, name).tolist() for name in ("times", "staleness", "steps")}
+        return {**lists, "version": self.version}
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """The record of one round."""
 
@@ -28,6 +42,7 @@ class RoundRecord:
     seconds: float
     dropped: tuple[int, ...] = ()  # participants whose update was not finite and was left out
     validation: Metrics | None = None  # the same on the validation set of early stopping, where there is one
+    arrived: Arrived | None = None  # of asynchronous runs, whose participants are those that arrived in the round
 
     def to_dict(self) -> dict[str, Any]:
         lists = {
@@ -37,8 +52,8 @@ class RoundRecord:
         }
         found = {**vars(self), **lists, "energy": self.energy.to_dict()}
         found["metrics"] = self.metrics.to_dict() if self.metrics else None
-        validation = found.pop("validation")
-        return found if validation is None else {**found, "validation": validation.to_dict()}
+        later = {name: part.to_dict() for name in ("validation", "arrived") if (part := found.pop(name)) is not None}
+        return {**found, **later}
 
 
 @dataclass(frozen=True, eq=False)

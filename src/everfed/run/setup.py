@@ -35,7 +35,10 @@ from everfed.run.experiment import Experiment
 from everfed.run.live import refuse_absent
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
+from everfed.scheduling.timeline import Timeline
 from everfed.server.aggregate import Setting
+from everfed.server.arrivals import PlainArrivals
+from everfed.server.rules import Sum
 from everfed.server.step import Server
 from everfed.trainers import choose
 
@@ -79,27 +82,43 @@ class Setup:
             self.data.shares(), self.layout.size, self.device, e.client, e.local_steps, e.rounds,
             self.layout.flatten(self.module),
         )  # fmt: skip
-        return Server(e.server, e.server_optimizer, setting, on_divergence)
+        rule = PlainArrivals() if e.asynchronous and isinstance(e.server, Sum) else e.server
+        return Server(rule, e.server_optimizer, setting, on_divergence)
 
     def trainer(
         self,
         gradients: Sequence[GradientRule] = (),
         starts: Starts | None = None,
         memory_budget: int | None = None,
+        slots: int = 1,
     ) -> Trainer:
-        """gradients, starts: required by the server rule. memory_budget: bytes for those trained at once."""
+        """gradients, starts: required by the server rule. memory_budget: bytes for those trained at once. slots: how
+        often a client may begin within a round."""
         if memory_budget is not None:
             check_count("memory_budget", memory_budget)
         e = self.experiment
         task = Task(
             self.module, self.layout, self.samples, self.loss, e.client, e.local_steps, e.batch_size, e.keep_state,
             e.rounds, e.seeds.batch, memory_budget, e.precision, (*e.gradients, *gradients), e.state_place,
-            starts=starts,
+            starts=starts, slots=slots,
         )  # fmt: skip
         return choose.trainer(e.trainer, task, e.check_trainer)
 
     def schedule(self) -> Schedule:
         return Schedule(self.fleet, self.experiment.policy, self.experiment.seeds.schedule)
+
+    def timeline(self) -> Timeline:
+        """Of asynchronous clients."""
+        e = self.experiment
+        made = Timeline(
+            self.fleet, e.policy, e.seeds.schedule, e.make_pace(self.fleet), e.work, e.local_steps
+        )  # fmt: skip
+        if e.rounds * made.slots * e.local_steps >= 2**32:
+            raise InputError(
+                f"{e.rounds} rounds of up to {made.slots} works of {e.local_steps} local steps are more than 2**32; "
+                "give fewer rounds or longer work."
+            )
+        return made
 
     def evaluator(self, test: Pair | None = None) -> Evaluator:
         """test: samples and targets to evaluate on; None: the test set."""
@@ -122,7 +141,8 @@ class Setup:
         waits: whether the model does not move until every client has taken part.
         """
         rounds = self.experiment.rounds
-        check_horizon(self.fleet, rounds, strict_horizon)
+        if not self.experiment.asynchronous:  # who have no windows to cut short
+            check_horizon(self.fleet, rounds, strict_horizon)
         waiting = "The server waits for them, so the model never moves." if waits else ""
         return warn_of_silent(self.schedule(), rounds, self.experiment.seeds.schedule, waiting)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from everfed.checks import checked
 from everfed.learning.task import free_budget
+from everfed.run.asynchronous import Airborne, AsynchronousRun
 from everfed.run.experiment import Experiment
+from everfed.run.flight import Flight
 from everfed.run.loop import Run
 from everfed.run.rounds import LocalRounds
 from everfed.run.setup import Setup
+from everfed.server.step import Server
 
 
 def start(
@@ -28,6 +31,16 @@ def start(
     server = setup.server(on_divergence)
     if memory_budget is None:
         memory_budget = free_budget(setup.device)
+    if experiment.asynchronous:
+        return _asynchronous(setup, server, memory_budget)
     trainer = setup.trainer(server.rule.gradients, server.rule.starts, memory_budget)
     looked_ahead = setup.look_ahead(server.rule.waits, strict_horizon)
     return Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator(), looked_ahead, memory_budget)
+
+
+def _asynchronous(setup: Setup, server: Server, memory_budget: int) -> AsynchronousRun:
+    e, timeline = setup.experiment, setup.timeline()
+    flight = Flight(server.params, e.compression, setup.fleet.message_bits, e.seeds.batch)
+    flight.trainer = setup.trainer((), flight.starts, memory_budget, timeline.slots)
+    looked_ahead = setup.look_ahead()
+    return AsynchronousRun(setup, Airborne(timeline, flight), server, setup.evaluator(), looked_ahead, memory_budget)

@@ -23,6 +23,7 @@ class ServerRule(WeightingRule, Protocol):
 
     heeds_scales: ClassVar[bool]  # whether it uses the clients' scales, or computes weights itself
     remembers: ClassVar[bool]  # whether it stores clients' updates and uses them in their absence
+    asynchronous: ClassVar[bool]  # whether it takes updates as they arrive, instead of round by round
 
     def start(self, setting: Setting) -> Aggregator:
         """The state of the rule in one run."""
@@ -55,6 +56,7 @@ class PlainRule(Checked):
     normalizes: ClassVar[bool] = False
     heeds_scales: ClassVar[bool] = True
     remembers: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
 
     def weighting(self, clients: int) -> Weighting:
         return ClientScales() if self.heeds_scales else UnitScales()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ class Server:
             raise InputError(
                 f"server_optimizer is {optimizer!r}, but this server rule sends its own models to clients, which a "
                 "server optimiser does not affect; remove it, and set the rule's rate instead."
+            )
+        if (why := getattr(rule, "steps_itself", "")) and optimizer != ServerSGD():
+            raise InputError(
+                f"server_optimizer is {optimizer!r}, but {type(rule).__name__} is no step of an optimiser: {why}. "
+                "Remove it."
             )
         self.params = setting.initial
         self.state = optimizer.init(setting.size, setting.device)
@@ -81,16 +87,20 @@ class Server:
         round, clients = self.rule.round, self.rule.clients
         bad = () if finite is None else tuple(clients[~finite.cpu().numpy()].tolist())
         if bad and not self.skips:
-            raise DivergenceError(
-                f"training diverged in round {round}: the updates of client {some(bad)} are not finite. "
-                "Lower the learning rate, or ignore such updates with on_divergence='skip'."
-            )
+            self.refuse(round, bad)
         if not fits:
             raise DivergenceError(
                 f"training diverged in round {round}: the server's parameters overflow, "
                 f"though every update is finite (clients {some(clients)}). Lower the learning rate."
             )
         return bad
+
+    def refuse(self, round: int, bad: Sequence[int] | Ints) -> NoReturn:
+        """End the run over updates that are not finite."""
+        raise DivergenceError(
+            f"training diverged in round {round}: the updates of client {some(bad)} are not finite. "
+            "Lower the learning rate, or ignore such updates with on_divergence='skip'."
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """What later rounds depend on besides the parameters."""

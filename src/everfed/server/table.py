@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from everfed import registry
+from everfed.server.arrivals import Area, FedAsync, FedBuff, Renewal, RenewalDiscounted
 from everfed.server.control import HTScaffold, Scaffold
 from everfed.server.experience import Echo, FedAU
 from everfed.server.gossip import FedAWE
@@ -24,5 +25,10 @@ SERVER_RULES: dict[str, type[Any]] = {
     "ht-varp": Varp,
     "scaffold": Scaffold,
     "ht-scaffold": HTScaffold,
+    "fedasync": FedAsync,
+    "fedbuff": FedBuff,
+    "renewal": Renewal,
+    "renewal-discounted": RenewalDiscounted,
+    "area": Area,
 }
 registry.table("server", SERVER_RULES, ServerRule)

@@ -1,0 +1,92 @@
+"""The work of asynchronous clients: how long it takes, what it costs, and what becomes of it when energy runs out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from everfed.arrays import Floats
+from everfed.checks import BelowOne, Checked, NonNegative
+from everfed.errors import InputError
+
+# Time is counted in whole moments, so that what happens at one moment does so in every run, resumed or not.
+MOMENTS = 1 << 20  # in a round
+
+
+@dataclass(frozen=True)
+class Work(Checked):
+    """The work of asynchronous clients, from download to upload.
+
+    duration: rounds that it takes, where the fleet does not say (default 1); devices have their own times.
+    spread: relative standard deviation of the duration, from one work to the next.
+    local_steps: "all", or "affordable": a client begins as soon as its battery pays for one step, with as many steps as
+        it pays for.
+    partial: what becomes of work during which the battery runs out: "lose" it, or "send" the steps done by then.
+    """
+
+    duration: NonNegative | None = None
+    spread: BelowOne = 0.0
+    local_steps: Annotated[str, ("all", "affordable")] = "all"
+    partial: Annotated[str, ("lose", "send")] = "lose"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the clients of a fleet are, [N] each."""
+
+    train: Floats  # rounds that all local steps take
+    air: Floats  # rounds of sending and listening
+    radio: Floats  # the part of a unit of energy that the radio takes; the local steps share the rest
+
+    @property
+    def total(self) -> Floats:
+        return self.train + self.air
+
+    def shortest(self, steps: int) -> float:
+        """Rounds of the shortest work that takes any time, of one of these steps."""
+        least = self.train / steps + self.air
+        return float(least[least > 0.0].min(initial=math.inf))
+
+
+def pace_of(work: Work, clients: int, own: Pace | None) -> Pace:
+    """own: what the fleet says itself."""
+    if own is not None and work.duration is not None:
+        raise InputError(
+            f"work.duration is {work.duration:g} rounds, but devices take their own time: local steps of step_s "
+            "seconds each, and the radio's. Remove it, or set step_s of a group."
+        )
+    if own is not None:
+        return own
+    duration = 1.0 if work.duration is None else work.duration
+    return Pace(np.full(clients, duration), np.zeros(clients), np.zeros(clients))
+
+
+def check_pace(pace: Pace, cycles: Floats | None) -> None:
+    """cycles: rounds between two harvests of a work's energy; None: energy is unlimited."""
+    if cycles is None:
+        if not np.all(pace.total > 0.0):
+            raise InputError(
+                "work takes no time and energy is unlimited, so that clients would work without end; give "
+                "work.duration, as in 0.5, or a method that obeys the batteries."
+            )
+        return
+    long = np.flatnonzero(pace.total > cycles * (1.0 + 1e-9))
+    if len(long):
+        first = long[0]
+        raise InputError(
+            f"work takes client {first} {pace.total[first]:g} rounds, and its cycle is {cycles[first]:g}: it would "
+            f"harvest faster than it can work ({len(long)} of {len(cycles)} clients). Give a shorter work.duration, or "
+            "longer cycles."
+        )
+
+
+def slots_per_round(pace: Pace, work: Work, local_steps: int) -> int:
+    """The most works that one client may begin within a round; each has its own random numbers."""
+    shortest = pace.shortest(local_steps if work.local_steps == "affordable" or work.partial == "send" else 1)
+    return min(_MOST_SLOTS, max(1, math.ceil((1.0 - 1e-9) / shortest)) * (2 if work.spread else 1))
+
+
+_MOST_SLOTS = 64
