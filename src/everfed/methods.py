@@ -156,7 +156,13 @@ def plan(
     >>> [step.clients.tolist() for step in plan(fleet, "greedy", rounds=4)]
     [[0, 1], [0], [0, 1], [0]]
     """
-    policy = as_method(method).policy
+    chosen = as_method(method)
+    if getattr(chosen.server, "asynchronous", False):
+        raise InputError(
+            f"the method '{chosen.title}' has no rounds to plan: its clients begin as soon as their battery pays. "
+            "`audit` shows when they arrive and what they weigh."
+        )
+    policy = chosen.policy
     check_seed(seed)
     checked("fleet", fleet, Fleet)
     check_horizon(fleet, rounds, checked("strict_horizon", strict_horizon, bool))
