@@ -151,7 +151,7 @@ def test_a_timeline_goes_on_where_it_was_saved(case, saved):
 def test_at_one_moment_arrivals_come_before_those_who_begin():
     timeline = Timeline(Fleet.from_cycles([1, 2]), Greedy(), 0, pace_of(Work(), 2, None), Work(), T)
     timeline.round(0)
-    (arrived, begun, at_once), = by_moment(timeline.round(1))
+    ((arrived, begun, at_once),) = by_moment(timeline.round(1))
     assert arrived.clients.tolist() == [0, 1]
     assert begun.clients.tolist() == [0]
     assert len(at_once.clients) == 0

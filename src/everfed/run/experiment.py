@@ -43,7 +43,6 @@ from everfed.run.early_stopping import EarlyStopping
 from everfed.run.fingerprint import fingerprint
 from everfed.run.fleets import FLEETS, CycleFleet, FleetSpec
 from everfed.run.live import Live
-from everfed.run.mode import check_mode
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
 from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
@@ -146,7 +145,6 @@ class Experiment(Checked):
             object.__setattr__(self, "split", Natural())
         if self.rounds * self.local_steps >= 2**32:
             raise InputError(f"rounds x local_steps is {self.rounds * self.local_steps}; it must stay below 2**32.")
-        check_mode(self)
         self.early_stopping.check(own_metrics(self.metrics, NAMES))
         plugins.load(self.plugins)
         object.__setattr__(self, "plugins", tuple(sorted(registry.origins(self))))

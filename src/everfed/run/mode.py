@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from everfed.energy.work import Work
 from everfed.errors import InputError
 from everfed.learning.compress import Whole
+from everfed.run.experiment import Experiment
 from everfed.scheduling.timeline import check_policy
 from everfed.server.arrivals import Area
 from everfed.server.rules import Sum
-
-if TYPE_CHECKING:
-    from everfed.run.experiment import Experiment
 
 
 def check_mode(experiment: Experiment) -> None:

@@ -33,6 +33,7 @@ from everfed.run import memory
 from everfed.run.early_stopping import Watch
 from everfed.run.experiment import Experiment
 from everfed.run.live import refuse_absent
+from everfed.run.mode import check_mode
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
 from everfed.scheduling.timeline import Timeline
@@ -49,6 +50,7 @@ class Setup:
     def __init__(self, experiment: Experiment, data: FederatedData | OnDemand | None = None) -> None:
         """data: overrides the experiment's data."""
         refuse_absent(experiment)
+        check_mode(experiment)
         self.experiment = experiment
         self.device = resolve_device(experiment.device)
         set_precision(experiment.precision, self.device)
