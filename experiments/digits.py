@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,21 @@ PRESETS = {
 SEEDS = range(10)
 
 
-def rated(preset: str, rates: list[float], seeds: range, out: Path, jobs: int) -> Tuned:
-    """Rates for a preset, without those it has."""
+def rated(
+    preset: str, rates: list[float], seeds: range, out: Path, jobs: int, methods: Sequence[str] = COMPARED, **more: Any
+) -> Tuned:
+    """Rates for a preset, without those it has. more: other settings."""
     raw = {key: value for key, value in presets.content(preset).items() if key not in ("methods", "tuned_on")}
-    return tune(raw, {"client.lr": rates}, seeds=seeds, out=out / "tune", jobs=jobs)
+    return tune({**raw, **more}, {"client.lr": rates}, methods=methods, seeds=seeds, out=out / "tune", jobs=jobs)
 
 
 def compared(found: Tuned, seeds: range, out: Path, jobs: int) -> dict[str, Any]:
-    """The four methods at their rates, on the test set."""
-    runs = sweep.plan_runs(found.content(), {"method": COMPARED}, seeds, out / "runs")
+    """The methods at their rates, on the test set."""
+    runs = sweep.plan_runs(found.content(), {"method": found.methods}, seeds, out / "runs")
     stored = sweep.run_all(runs, jobs=jobs)
     labelled = [(run.label, one) for run, one in zip(runs, stored, strict=True)]
     finals = {
-        label: [one.final.accuracy for name, one in labelled if name == label and one.final] for label in COMPARED
+        label: [one.final.accuracy for name, one in labelled if name == label and one.final] for label in found.methods
     }
     return {
         "tuned": found.to_dict(),
