@@ -40,7 +40,9 @@ def targets(page):
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "docs" / "extending.md", ROOT / "docs" / "runs.md"], ids=relative
+    "page",
+    [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("asynchronous", "extending", "runs"))],
+    ids=relative,
 )
 def test_code_runs_from_top_to_bottom(page, tmp_path):
     # In a process of its own: the examples add rows to tables that other tests look at.
