@@ -128,7 +128,8 @@ class Timeline:
         if self.battery.storage.browns_out or spread:
             # As many steps as are paid for, and the radio.
             short = price > level * (1.0 + TOLERANCE)
-            paid = _whole((level - radio * price / share) * steps * share / (price * (share - radio)))
+            dear = np.where(short, price, 1.0)  # where it matters: what costs nothing cannot be divided by
+            paid = _whole((level - radio * dear / share) * steps * share / (dear * (share - radio)))
             done = np.where(short, np.clip(paid, 0, steps - 1), steps)
             if self.work.partial == "send":  # the battery is empty then, whatever the last step came to
                 price = np.where(short & (done > 0), level, price)
