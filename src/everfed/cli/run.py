@@ -170,8 +170,8 @@ def _table(run: StoredRun, seconds: float) -> Table:
         out.add_row(f"validation {e.early_stopping.metric}", f"{watched.value(e.early_stopping.metric):.4g}")
         early = f", stopped early after {len(run.rounds)}" if len(run.rounds) < e.rounds else ""
         out.add_row("model of", f"round {run.model_round}{early}")
-    for name, value in _took_part(run):
-        out.add_row(name, value)
+    for row in _took_part(run):
+        out.add_row(*row)
     books = (energy.harvested, energy.spent, energy.wasted)
     unit = f", {e.fleet.energy_unit}" if e.fleet.energy_unit != "units" else ""
     out.add_row(f"energy harvested / spent / wasted{unit}", " / ".join(f"{amount:,.0f}" for amount in books))

@@ -33,7 +33,8 @@ _CHANCE = "no round was drawn for them"
 def warn_of_silent(schedule: Schedule | Timeline, rounds: int, seed: int, consequence: str = "") -> bool:
     """Warn about clients that never train; False: the run is too large to look ahead. consequence: added to the text.
 
-    The schedule (of asynchronous clients: the timeline) does not depend on training, so it is stepped from its start until every client has trained once.
+    The schedule (of asynchronous clients, the timeline) does not depend on training, so it is stepped from its start
+    until every client has trained once.
     """
     silent = np.ones(len(schedule.fleet), np.bool_)
     seen_ahead = min(schedule.policy.foresight, int(schedule.fleet.cycles().max()))  # by the policy itself

@@ -82,13 +82,13 @@ class Timeline:
     def round(self, number: int) -> Round:
         """Step one round: energy arrives, clients begin and finish."""
         self.arrive(number)
-        return self.work_on(number)
+        return self.decide(number)
 
     def arrive(self, number: int) -> None:
         """Energy arrives, at the beginning of the round."""
         self.battery.charge(self.fleet.harvest(number, self.seed))
 
-    def work_on(self, number: int) -> Round:
+    def decide(self, number: int) -> Round:
         """The rest of the round: clients begin and finish."""
         start, end = number * MOMENTS, (number + 1) * MOMENTS
         begun, arrived = [], []
