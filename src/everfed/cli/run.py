@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Table
 
@@ -148,7 +150,8 @@ def _result(run: StoredRun, seconds: float) -> dict[str, Any]:
 
 def _table(run: StoredRun, seconds: float) -> Table:
     final, energy, e = run.final, run.energy, run.experiment
-    title = f"{e.title} on {config.to_dict(e.data)['kind']}, {e.rounds} rounds, seed {e.seed}"
+    length = f"{e.rounds} rounds{' of time' * e.asynchronous}"
+    title = f"{e.title} on {config.to_dict(e.data)['kind']}, {length}, seed {e.seed}"
     out = Table(title=title, title_justify="left", show_header=False)
     out.add_column(style="bold")
     out.add_column(justify="right")
@@ -167,14 +170,15 @@ def _table(run: StoredRun, seconds: float) -> Table:
         out.add_row(f"validation {e.early_stopping.metric}", f"{watched.value(e.early_stopping.metric):.4g}")
         early = f", stopped early after {len(run.rounds)}" if len(run.rounds) < e.rounds else ""
         out.add_row("model of", f"round {run.model_round}{early}")
-    out.add_row("participations", f"{run.participations:,}")
+    for row in _took_part(run):
+        out.add_row(*row)
     books = (energy.harvested, energy.spent, energy.wasted)
     unit = f", {e.fleet.energy_unit}" if e.fleet.energy_unit != "units" else ""
     out.add_row(f"energy harvested / spent / wasted{unit}", " / ".join(f"{amount:,.0f}" for amount in books))
     if energy.standby or energy.leaked:
         out.add_row(f"drawn between rounds / leaked{unit}", f"{energy.standby:,.0f} / {energy.leaked:,.0f}")
     if energy.brownouts:
-        out.add_row("rounds lost to empty batteries", f"{energy.brownouts:,}")
+        out.add_row(f"{'works' if e.asynchronous else 'rounds'} lost to empty batteries", f"{energy.brownouts:,}")
     if energy.violations:
         out.add_row("spent beyond what was harvested", f"{energy.shortfall:,.0f}")
     dropped = sum(len(r.dropped) for r in run.rounds)
@@ -183,3 +187,19 @@ def _table(run: StoredRun, seconds: float) -> Table:
     out.add_row("seconds", f"{seconds:.1f}")
     out.add_row("folder", str(run.path))
     return out
+
+
+def _took_part(run: StoredRun) -> Iterator[tuple[str, str]]:
+    """How much was trained: rounds of clients, or what arrived from clients that have none."""
+    arrived = [record.arrived for record in run.rounds if record.arrived]
+    if not arrived:
+        yield "participations", f"{run.participations:,}"
+        return
+    yield "updates that arrived", f"{run.participations:,}"
+    yield "versions of the model", f"{arrived[-1].version:,}"
+    stale = np.concatenate([one.staleness for one in arrived])
+    if len(stale):
+        yield "staleness in versions, mean / most", f"{stale.mean():.1f} / {stale.max():,}"
+        steps = np.concatenate([one.steps for one in arrived])
+        if steps.min() < run.experiment.local_steps:
+            yield "local steps of an update, mean", f"{steps.mean():.1f} of {run.experiment.local_steps}"

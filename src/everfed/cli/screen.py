@@ -153,7 +153,11 @@ def _details(record: RoundRecord, accuracy: list[float], loss: list[float]) -> s
     if loss:
         lines.append(f"loss      {loss[-1]:8.4f}  {sparkline(loss)}")
     energy = record.energy
-    lines.append(f"training  {len(record.participants):8,}  clients this round, round weight {record.round_weight:.2f}")
+    took_part = "clients this round, round weight"
+    if record.arrived:
+        took_part = f"updates in this round of time, version {record.arrived.version:,}, weight"
+    word = "arrived " if record.arrived else "training"
+    lines.append(f"{word}  {len(record.participants):8,}  {took_part} {record.round_weight:.2f}")
     lines.append(
         f"energy    {energy.spent:8,.0f}  spent of {energy.harvested:,.0f} harvested, {energy.wasted:,.0f} wasted"
     )
@@ -165,10 +169,11 @@ def _line(record: RoundRecord, total: int) -> str:
     accuracy = record.metrics.accuracy
     said = f"accuracy {100 * accuracy:.1f} %  " if accuracy is not None else ""
     held = f"validation loss {record.validation.loss:.4f}  " if record.validation else ""
-    return (
-        f"round {record.round + 1}/{total}  {said}loss {record.metrics.loss:.4f}  {held}"
-        f"training {len(record.participants)}  energy spent {record.energy.spent:,.0f}"
-    )
+    when, who = f"round {record.round + 1}/{total}", f"training {len(record.participants)}"
+    if record.arrived:  # the model moves between rounds too
+        when = f"time {record.round + 1}/{total} rounds"
+        who = f"arrived {len(record.participants)}  version {record.arrived.version:,}"
+    return f"{when}  {said}loss {record.metrics.loss:.4f}  {held}{who}  energy spent {record.energy.spent:,.0f}"
 
 
 @contextmanager

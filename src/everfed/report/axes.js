@@ -34,6 +34,14 @@ function scale(domain, range, log = false) {
 const tickText = (value) =>
   Math.abs(value) >= 10000 ? `${Number((value / 1000).toPrecision(4))}k` : String(Number(value.toPrecision(6)));
 
+// Spells in which nobody harvests, behind everything else, where they are wide enough to be seen as such.
+function shade(group, frame, x) {
+  for (const spell of data.clock.dark) {
+    const [from, to] = spell.map((round) => Math.min(frame.right, Math.max(frame.left, x(inUnits(round)))));
+    if (to - from >= 1) group.append(draw("rect", { x: from, width: to - from, y: frame.top, height: frame.bottom - frame.top, class: "dark-spell" }));
+  }
+}
+
 // Grid, tick labels and axis titles into a group.
 function axes(group, frame, x, y, xTicks, yTicks, titles) {
   const { left, right, top, bottom } = frame;

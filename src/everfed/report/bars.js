@@ -1,47 +1,54 @@
 // Bars per energy group, histograms of the round weight, and battery levels.
 
-function groupBars(host) {
+// One bar a method in every energy group. of: value(line, label) -> {mean, sd} or null; high: the end of the axis, or
+// null for the largest; line: where a dashed line is; say(value): as text; tick(value): above a bar.
+function barsByGroup(host, lines, { value, title, what, high, factor = 1, dashed = null, say, tick }) {
   const labels = [...new Set(data.lines.flatMap((line) => Object.keys(line.groups)))];
-  const shown = data.lines.map((_, i) => i).filter((i) => visible[i] && Object.keys(data.lines[i].groups).length);
   const [width, height] = [Math.max(260, host.clientWidth), 290];
   const frame = { left: 46, right: width - 8, top: 44, bottom: height - 42 };
   const x = scale([0, labels.length], [frame.left, frame.right]);
-  const { name, percent: inPercent } = data.measure;
-  const factor = inPercent ? 100 : 1;
-  const ends = shown.flatMap((i) => Object.values(data.lines[i].groups).map((v) => v.mean + (v.sd || 0)));
-  const high = inPercent ? 100 : Math.max(...ends.filter(isFinite), 0) * 1.05 || 1;
-  const y = scale([0, high], [frame.bottom, frame.top]);
-  const heightOf = (v) => y(Math.min(high, Math.max(0, factor * v)));
+  const ends = lines.flatMap((i) => labels.map((label) => value(i, label)).filter((v) => v && v.mean !== null).map((v) => v.mean + (v.sd || 0)));
+  const top = high ?? (Math.max(...ends.filter(isFinite), dashed ?? 0, 0) * 1.05 || 1);
+  const y = scale([0, top], [frame.bottom, frame.top]);
+  const heightOf = (v) => y(Math.min(top, Math.max(0, factor * v)));
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img",
-    "aria-label": `Final ${name} of ${labels.length} energy groups for ${shown.length} methods; the numbers are in the table below.` });
+    "aria-label": `${what} of ${labels.length} energy groups for ${lines.length} methods; the numbers are in the table below.` });
   const grid = draw("g");
-  axes(grid, frame, x, y, [], ticks(0, high, 5), { x: "energy group", y: name + judgedUnit, at: 12 });
+  axes(grid, frame, x, y, [], ticks(0, top, 5), { x: "energy group", y: title, at: 12 });
   svg.append(grid);
   const slot = x(1) - x(0);
-  const bar = Math.min(44, (slot * 0.82) / Math.max(1, shown.length));
+  const bar = Math.min(44, (slot * 0.82) / Math.max(1, lines.length));
   labels.forEach((label, g) => {
     const middle = x(g + 0.5);
     svg.append(draw("text", { x: middle, y: frame.bottom + 17, class: "tick middle" }, label));
-    shown.forEach((i, n) => {
-      const value = data.lines[i].groups[label];
-      if (!value || value.mean === null) return;
-      const left = middle + (n - shown.length / 2) * bar;
-      const top = heightOf(value.mean);
-      const words = `${data.lines[i].label}, ${label}: ${plusMinus(value.mean, value.sd, judged, " (sd)")}${inPercent ? " %" : ""}`;
+    lines.forEach((i, n) => {
+      const found = value(i, label);
+      if (!found || found.mean === null) return;
+      const left = middle + (n - lines.length / 2) * bar;
+      const end = heightOf(found.mean);
       svg.append(draw("rect", {
-        x: left + 0.5, y: top, width: Math.max(1, bar - 1.5), height: Math.max(0, frame.bottom - top), rx: 1.5,
-        class: "bar", style: { fill: colour(i) }, "data-line": i, "data-group": label, "data-value": value.mean,
-        onpointermove: (event) => showTip(event.clientX, event.clientY, make("div", { class: "row" }, key(i), make("span", {}, words))),
+        x: left + 0.5, y: end, width: Math.max(1, bar - 1.5), height: Math.max(0, frame.bottom - end), rx: 1.5,
+        class: "bar", style: { fill: colour(i) }, "data-line": i, "data-group": label, "data-value": found.mean,
+        onpointermove: (event) => showTip(event.clientX, event.clientY, make("div", { class: "row" }, key(i), make("span", {}, `${data.lines[i].label}, ${label}: ${say(found)}`))),
         onpointerleave: hideTip }));
-      if (value.sd > 0) {
+      if (found.sd > 0) {
         const c = left + bar / 2;
-        const [a, b] = [heightOf(value.mean + value.sd), heightOf(value.mean - value.sd)];
+        const [a, b] = [heightOf(found.mean + found.sd), heightOf(found.mean - found.sd)];
         svg.append(draw("path", { d: `M${c} ${a}V${b}M${c - 3} ${a}h6M${c - 3} ${b}h6`, class: "whisker" }));
       }
-      if (bar >= 30) svg.append(draw("text", { x: left + bar / 2, y: Math.min(top - 6, heightOf(value.mean + value.sd) - 4), class: "tick middle value" }, inPercent ? percent(value.mean, 0) : number(value.mean, 2)));
+      if (bar >= 30) svg.append(draw("text", { x: left + bar / 2, y: Math.min(end - 6, heightOf(found.mean + found.sd) - 4), class: "tick middle value" }, tick(found.mean)));
     });
   });
+  if (dashed !== null) svg.append(draw("line", { x1: frame.left, x2: frame.right, y1: y(dashed), y2: y(dashed), class: "one" }));
   host.replaceChildren(svg);
+}
+
+function groupBars(host) {
+  const { name, percent: inPercent } = data.measure;
+  barsByGroup(host, data.lines.map((_, i) => i).filter((i) => visible[i] && Object.keys(data.lines[i].groups).length), {
+    value: (i, label) => data.lines[i].groups[label], title: name + judgedUnit, what: `Final ${name}`,
+    high: inPercent ? 100 : null, factor: inPercent ? 100 : 1,
+    say: (v) => `${plusMinus(v.mean, v.sd, judged, " (sd)")}${inPercent ? " %" : ""}`, tick: (v) => (inPercent ? percent(v, 0) : number(v, 2)) });
 }
 
 const groupTable = () => {
@@ -98,6 +105,7 @@ function batteryStrips(host, run) {
     const frame = { left: 46, right: width - 8, top: 22, bottom: last ? height - 38 : height - 6 };
     const high = Math.max(client.capacity, 1, ...harvested[c]);
     const x = scale([0, rounds], [frame.left, frame.right]);
+    const timed = scale([0, inUnits(rounds)], [frame.left, frame.right]);
     const y = scale([0, high], [frame.bottom, frame.top]);
     const steps = harvested[c].map((v, r) => `V${y(v).toFixed(1)}H${x(r + 0.5).toFixed(2)}V${y(left[c][r]).toFixed(1)}H${x(r + 1).toFixed(2)}`);
     const d = `M${frame.left} ${frame.bottom}${steps.join("")}`;
@@ -108,10 +116,11 @@ function batteryStrips(host, run) {
         const box = svg.getBoundingClientRect();
         const r = Math.floor(x.back(((event.clientX - box.left) / box.width) * width));
         if (r < 0 || r >= rounds) return hideTip();
-        showTip(event.clientX, event.clientY, `${title}, round ${r}: ${number(harvested[c][r], 3)} after the harvest, ${number(left[c][r], 3)} after deciding`);
+        showTip(event.clientX, event.clientY, `${title}, round ${r}: ${number(harvested[c][r], 3)} after the harvest, ${number(left[c][r], 3)} ${run.raster.arrivals ? "at its end" : "after deciding"}`);
       }, onpointerleave: hideTip });
     const grid = draw("g");
-    axes(grid, frame, x, y, last ? ticks(0, rounds, width / 90) : [], [0, Number(high.toPrecision(3))], { x: last ? "round" : "", y: title });
+    shade(grid, frame, timed);
+    axes(grid, frame, timed, y, last ? ticks(0, inUnits(rounds), width / 90) : [], [0, Number(high.toPrecision(3))], { x: last ? timeTitle : "", y: title });
     svg.append(grid, draw("path", { d: `${d}V${frame.bottom}Z`, style: { fill: colour(run.line) }, class: "level" }),
       draw("path", { d, style: { stroke: colour(run.line) }, class: "stroke thin" }));
     return svg;
@@ -121,5 +130,5 @@ function batteryStrips(host, run) {
 const batteryTable = (run) => {
   const clients = data.fleets[run.fleet].batteries;
   const rows = run.battery.harvested[0].map((_, r) => [String(r), ...clients.map((_, c) => `${number(run.battery.harvested[c][r], 3)} → ${number(run.battery.left[c][r], 3)}`)]);
-  return table(["round", ...clients.map(clientTitle)], rows, "Units after the harvest → after the decision");
+  return table(["round", ...clients.map(clientTitle)], rows, `Units after the harvest → ${run.raster.arrivals ? "at the end of the round" : "after the decision"}`);
 };

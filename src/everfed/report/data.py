@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, counted, warn
+from everfed.errors import InputError, counted
 from everfed.learning.metrics import Metrics
+from everfed.report.arrivals import arrivals
+from everfed.report.clock import clock
 from everfed.report.distinct import distinct
-from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, fleet_key, lines
+from everfed.report.fleets import Fleets
+from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, lines
 from everfed.report.measures import (
     ACCOUNTS,
     LATE_ROUNDS,
@@ -26,13 +29,13 @@ from everfed.report.measures import (
     wasted_part,
 )
 from everfed.report.notes import notes
-from everfed.report.raster import MOST_CLIENTS, MOST_ROUNDS, batteries, raster, sample
+from everfed.report.numbers import moments, short, shorts
+from everfed.report.raster import MOST_ROUNDS, batteries, raster
 from everfed.report.settings import environments, settings
 from everfed.report.verdicts import verdicts
 from everfed.run.config import to_dict
-from everfed.run.experiment import Experiment, kind_of
+from everfed.run.experiment import kind_of
 from everfed.run.live import KIND
-from everfed.stats import summarize
 from everfed.store.reading import StoredRun
 from everfed.studies.comparison import differences, incomparable
 from everfed.studies.yardstick import Yardstick, yardstick
@@ -40,7 +43,6 @@ from everfed.studies.yardstick import Yardstick, yardstick
 _MOST_BINS = 36
 _WIDTHS = (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 2, 1)  # of a bin; 1 is a whole number of them
 _MOST_POINTS = 2000  # of a curve: more than a screen has columns
-_BATTERIES = 8
 
 
 def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, Any]:
@@ -51,10 +53,10 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         raise InputError("there is nothing to report: none of the runs has finished a round.")
     drawn = lines(begun)
     order = [(run, i) for i, line in enumerate(drawn) for run in (*line.runs, *line.unfinished)]
-    fleets = _Fleets()
+    fleets = Fleets()
     edges = _edges(begun)
     unit, books, judged = Unit.of(begun), accounts(begun), yardstick(begun)
-    bodies = [_line(line, edges, unit, judged, [fleets.size(run) for run in line.runs]) for line in drawn]
+    bodies = [_line(line, edges, unit, judged, [fleets.of(run) for run in line.runs]) for line in drawn]
     for body, verdict in zip(bodies, verdicts(drawn), strict=True):
         body["verdict"] = verdict
     return {
@@ -65,6 +67,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         "lines": bodies,
         "runs": [_run(run, i, fleets, unit, judged) for run, i in order],
         "fleets": fleets.shown,
+        "clock": clock(begun).to_dict(),
         "energy": {
             "unit": unit.name,
             "words": unit.words,
@@ -81,16 +84,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
     }
 
 
-def short(value: float) -> float | None:
-    """Five significant digits: what a screen can show, in few bytes."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def _shorts(values: Iterable[float]) -> list[float | None]:
-    return [short(float(v)) for v in values]
-
-
-def _line(line: Line, edges: Floats, unit: Unit, judged: Yardstick, sizes: Sequence[int]) -> dict[str, Any]:
+def _line(line: Line, edges: Floats, unit: Unit, judged: Yardstick, fleets: Sequence[Fleet]) -> dict[str, Any]:
     weights = np.array([record.round_weight for run in line.runs for record in run.rounds])
     return {
         "label": line.label,
@@ -104,7 +98,8 @@ def _line(line: Line, edges: Floats, unit: Unit, judged: Yardstick, sizes: Seque
         "seeds": [run.experiment.seed for run in line.runs],
         "accuracy": _curve(curve(line.runs, lambda m: m.accuracy), unit),
         "loss": _curve(curve(line.runs, lambda m: m.loss), unit),
-        "groups": {label: _moments(values) for label, values in by_group(line.runs, judged).items()},
+        "worst": _curve(curve(line.runs, judged.worst_group), unit),
+        "groups": {label: moments(values) for label, values in by_group(line.runs, judged).items()},
         "classes": _classes(line),
         "weights": {
             "mean": short(float(weights.mean())),
@@ -112,7 +107,8 @@ def _line(line: Line, edges: Floats, unit: Unit, judged: Yardstick, sizes: Seque
             "rounds": len(weights),
             "counts": np.histogram(np.clip(weights, edges[0], edges[-1]), edges)[0].tolist(),
         },
-        "final": _final(line.runs, unit, judged, sizes),
+        "arrivals": arrivals(line.runs, fleets[0]),
+        "final": _final(line.runs, unit, judged, list(map(len, fleets))),
     }
 
 
@@ -122,9 +118,9 @@ def _curve(points: Curve | None, unit: Unit) -> dict[str, Any] | None:
     keep = _thin(len(points.rounds))
     return {
         "rounds": points.rounds[keep].tolist(),
-        "spent": _shorts(points.spent[keep] * unit.factor),
-        "mean": _shorts(points.mean[keep]),
-        "sd": _shorts(points.sd[keep]),
+        "spent": shorts(points.spent[keep] * unit.factor),
+        "mean": shorts(points.mean[keep]),
+        "sd": shorts(points.sd[keep]),
     }
 
 
@@ -135,23 +131,14 @@ def _thin(n: int) -> list[int]:
     return sorted({round(i * (n - 1) / (_MOST_POINTS - 1)) for i in range(_MOST_POINTS)})
 
 
-def _moments(values: Sequence[float] | Floats) -> dict[str, Any] | None:
-    """Mean and sd over seeds, which one seed has none of; None if no run has the value."""
-    array = np.asarray(values, np.float64)
-    if len(array) == 0:
-        return None
-    found = summarize(array)
-    return {"mean": short(found.mean), "sd": None if found.sd is None else short(found.sd), "runs": found.count}
-
-
 def _classes(line: Line) -> list[float | None] | None:
     finals = [run.final.class_accuracy for run in line.runs if run.final and run.final.class_accuracy]
-    return _shorts(np.array(finals).mean(axis=0)) if finals else None
+    return shorts(np.array(finals).mean(axis=0)) if finals else None
 
 
 def _final(runs: Sequence[StoredRun], unit: Unit, judged: Yardstick, sizes: Sequence[int]) -> dict[str, Any]:
     def metric(value: Callable[[Metrics], float | None]) -> dict[str, Any] | None:
-        return _moments([v for run in runs if run.final and (v := value(run.final)) is not None])
+        return moments([v for run in runs if run.final and (v := value(run.final)) is not None])
 
     own = dict.fromkeys(name for run in runs if run.final for name in run.final.own)
     return {
@@ -159,12 +146,12 @@ def _final(runs: Sequence[StoredRun], unit: Unit, judged: Yardstick, sizes: Sequ
         "worst_group": metric(judged.worst_group),
         "loss": metric(lambda m: m.loss),
         "metrics": {name: metric(lambda m, name=name: m.own.get(name)) for name in own},  # type: ignore[misc]
-        "late_variation": _moments([v for run in runs if (v := late_variation(run, judged=judged)) is not None]),
-        "participations": _moments([run.participations for run in runs]),
-        "fairness": _moments([fairness(run, n) for run, n in zip(runs, sizes, strict=True)]),
-        "wasted_part": _moments([p for run in runs if (p := wasted_part(run)) is not None]),
-        "brownouts": _moments([run.energy.brownouts for run in runs]),
-        **{a.key: _moments([amount(run, a.key, unit) for run in runs]) for a in ACCOUNTS},
+        "late_variation": moments([v for run in runs if (v := late_variation(run, judged=judged)) is not None]),
+        "participations": moments([run.participations for run in runs]),
+        "fairness": moments([fairness(run, n) for run, n in zip(runs, sizes, strict=True)]),
+        "wasted_part": moments([p for run in runs if (p := wasted_part(run)) is not None]),
+        "brownouts": moments([run.energy.brownouts for run in runs]),
+        **{a.key: moments([amount(run, a.key, unit) for run in runs]) for a in ACCOUNTS},
     }
 
 
@@ -192,55 +179,7 @@ def _edges(runs: Sequence[StoredRun]) -> Floats:
     return np.asarray((np.arange(bins + 1) - 0.5) * width, np.float64)
 
 
-class _Fleets:
-    """Fleets of the page, each described once however many runs have it."""
-
-    def __init__(self) -> None:
-        self.shown: list[dict[str, Any]] = []
-        self.place: dict[Any, int] = {}
-        self.built: list[Fleet] = []
-
-    def size(self, run: StoredRun) -> int:
-        return len(self.built[self.add(run.experiment, run)])
-
-    def add(self, experiment: Experiment, run: StoredRun | None = None) -> int:
-        spec = fleet_key(experiment)
-        if spec not in self.place:
-            fleet = experiment.make_fleet()
-            if run is not None and fleet.unit_j is not None and run.path.exists() and "fleet" not in run.environment:
-                warn(
-                    f"the run '{run.name}' is from an older version: cycles and batteries of its devices are "
-                    "recomputed with this version's rules and may differ."
-                )
-            clients = sample(fleet, MOST_CLIENTS)
-            groups = fleet.groups()
-            step = max(1, math.ceil(len(groups) / _BATTERIES))
-            self.place[spec] = len(self.shown)
-            self.built.append(fleet)
-            self.shown.append(
-                {
-                    "clients": len(fleet),
-                    "ids": clients.tolist(),
-                    "cycles": fleet.cycles()[clients].tolist(),
-                    "groups": [
-                        {"label": g.label, "rows": int(np.isin(clients, g.clients).sum()), "clients": len(g.clients)}
-                        for g in groups
-                    ],
-                    "batteries": [
-                        {
-                            "client": int(g.clients[0]),
-                            "group": g.label,
-                            "cycle": int(fleet.cycles()[g.clients[0]]),
-                            "capacity": short(float(fleet.capacity[g.clients[0]])),
-                        }
-                        for g in groups[::step]
-                    ],
-                }
-            )
-        return self.place[spec]
-
-
-def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit, judged: Yardstick) -> dict[str, Any]:
+def _run(run: StoredRun, line: int, fleets: Fleets, unit: Unit, judged: Yardstick) -> dict[str, Any]:
     place = fleets.add(run.experiment)
     points = evaluations(run)
     keep = _thin(len(points))
@@ -253,7 +192,7 @@ def _run(run: StoredRun, line: int, fleets: _Fleets, unit: Unit, judged: Yardsti
         "done": len(run.rounds),
         "fleet": place,
         "rounds": [points[i][0].round + 1 for i in keep],
-        "spent": _shorts(points[i][0].energy.spent * unit.factor for i in keep),
+        "spent": shorts(points[i][0].energy.spent * unit.factor for i in keep),
         judged.name: [None if (v := judged.of(points[i][1])) is None else short(v) for i in keep],
         "raster": raster(run, np.array(fleets.shown[place]["ids"])),
         "battery": batteries(run, fleets.built[place], chosen),

@@ -38,6 +38,9 @@ const judged = (value, digits = 1) => (data.measure.percent ? percent(value, dig
 const judgedUnit = data.measure.percent ? ", %" : "";
 // A mean with its spread, which one seed does not have.
 const plusMinus = (mean, spread, show, what = "") => (spread === null || spread === undefined ? show(mean) : `${show(mean)} ± ${show(spread)}${what}`);
+// Time: x is in rounds, and shown in the unit of the page's clock.
+const inUnits = (rounds) => rounds * data.clock.per_round;
+const timeTitle = data.clock.title === "rounds" ? "round" : data.clock.title;
 const plural = (n, what) => `${n.toLocaleString("en-US")} ${what}${n === 1 ? "" : "s"}`;
 
 const tip = byId("tip");

@@ -1,7 +1,7 @@
 // Mean lines with a band of one sd: crosshair, drag to zoom, keyboard, double click to reset.
 
 class LineChart {
-  // series(): [{line, x, mean, sd}] as they are now; options: name, xTitle(), yTitle, unit, log(), bounds
+  // series(): [{line, x, mean, sd}] as they are now; options: name, xTitle(), timed(), yTitle, unit, log(), bounds
   constructor(host, series, options) {
     Object.assign(this, { host, series, options, zoom: null, at: null });
     this.svg = draw("svg", { tabindex: 0, role: "img", class: "chart" });
@@ -46,6 +46,7 @@ class LineChart {
     const clip = `clip-${this.options.name}`;
     const grid = draw("g");
     const titles = { x: this.options.xTitle(), y: this.options.yTitle };
+    if (this.options.timed()) shade(grid, frame, x);
     axes(grid, frame, x, y, ticks(...dx, width / 90), log ? logTicks(...dy) : ticks(...dy, 6), titles);
     const marks = draw("g", { "clip-path": `url(#${clip})` });
     for (const s of this.series()) this.mark(marks, s, dy, log);

@@ -35,10 +35,10 @@ ACCOUNTS = (
     Account("initial", "held at start", "in the batteries before the first round", comes_in=True),
     Account("harvested", "harvested", "harvested from the environment", comes_in=True, always=True),
     Account("shortfall", "never harvested", "spent beyond what was available", comes_in=True),
-    Account("spent", "spent", "on rounds of training that were finished", always=True),
-    Account("standby", "standby", "drawn between rounds, asleep or idle"),
+    Account("spent", "spent", "on training that was finished", always=True),
+    Account("standby", "standby", "drawn asleep or idle"),
     Account("leaked", "leaked", "self-discharge of the batteries, and what charging loses"),
-    Account("lost", "lost", "spent on rounds that failed because the battery ran out"),
+    Account("lost", "lost", "spent on training that failed because the battery ran out"),
     Account("wasted", "wasted", "arrived when the battery was full", always=True),
     Account("stored", "stored", "in the batteries after the last round"),
 )

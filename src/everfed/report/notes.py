@@ -54,7 +54,8 @@ def silence(run: StoredRun, fleet: Fleet | None = None) -> str:
     if isinstance(run.experiment.policy, Live):  # who was silent is known, but not why
         count = int(silent.sum())
         return f"{count} of {len(fleet)} clients never train in {len(run.rounds)} rounds." if count else ""
-    return never_trained(fleet, run.experiment.policy, silent, len(run.rounds), run.experiment.seeds.schedule)
+    e = run.experiment
+    return never_trained(fleet, e.policy, silent, len(run.rounds), e.seeds.schedule, e.asynchronous)
 
 
 def silences(labelled: Iterable[tuple[str, Sequence[StoredRun]]]) -> list[str]:

@@ -20,25 +20,30 @@ function toggles() {
 
 function curves() {
   const choice = (name) => document.querySelector(`input[name=${name}]:checked`).value;
+  const timed = () => choice("against") === "rounds";
   const series = (metric, factor) => () => {
-    const x = choice("against");
     return data.lines.map((line, i) => ({ line: i, points: line[metric] }))
       .filter(({ line, points }) => visible[line] && points)
-      .map(({ line, points }) => ({ line, x: points[x], mean: points.mean.map((v) => v === null ? null : factor * v), sd: points.sd.map((v) => v === null ? 0 : factor * v) }));
+      .map(({ line, points }) => ({ line, x: timed() ? points.rounds.map(inUnits) : points.spent, mean: points.mean.map((v) => v === null ? null : factor * v), sd: points.sd.map((v) => v === null ? 0 : factor * v) }));
   };
-  const xTitle = () => (choice("against") === "rounds" ? "rounds" : `energy spent, ${data.energy.unit}`);
+  const xTitle = () => (timed() ? data.clock.title : `energy spent, ${data.energy.unit}`);
   const charts = [];
   const accurate = data.lines.some((line) => line.accuracy);
   if (!accurate) byId("curves-of").textContent = "Loss";
-  // Both charts show the same x, so they zoom as one.
+  // The charts show the same x, so they zoom as one.
   const together = (domain) => charts.filter((c) => c.zoom !== domain).forEach((c) => { c.zoom = domain; c.render(); });
   const log = byId("log");
   const add = (id, metric, factor, options) => {
     if (!data.lines.some((line) => line[metric])) return byId(id).remove();
-    const chart = new LineChart(byId(id), series(metric, factor), { name: id, xTitle, onZoom: together, ...options });
+    const chart = new LineChart(byId(id), series(metric, factor), { name: id, xTitle, timed, onZoom: together, ...options });
     charts.push(chart);
   };
   add("accuracy-chart", "accuracy", 100, { yTitle: `${data.evaluated_on} accuracy, %`, unit: " %", bounds: [0, 100] });
+  if (data.lines.some((line) => Object.keys(line.groups).length > 1)) {
+    const { name, percent: inPercent } = data.measure;
+    const scaled = inPercent ? { yTitle: `${name} of the worst energy group, %`, unit: " %", bounds: [0, 100] } : { yTitle: `${name} of the worst energy group`, unit: "", log: () => log.checked };
+    add("worst-chart", "worst", inPercent ? 100 : 1, scaled);
+  } else byId("worst-chart").remove();
   add("loss-chart", "loss", 1, { yTitle: `${data.evaluated_on} loss`, unit: "", log: () => log.checked });
   const render = () => charts.forEach((chart) => chart.render());
   log.addEventListener("change", render);
@@ -54,12 +59,15 @@ function curves() {
       return i < 0 ? "–" : plusMinus(points.mean[i], points.sd[i], show);
     };
     const head = (line) => (accurate ? [`${line.label}: accuracy, %`, "loss", "spent"] : [`${line.label}: loss`, "spent"]);
-    return table(["rounds", ...shown.flatMap(head)], rounds.map((r) => [String(r),
+    return table([data.clock.title, ...shown.flatMap(head)], rounds.map((r) => [number(inUnits(r)),
       ...shown.flatMap((line) => [...(accurate ? [at(line.accuracy, r, percent)] : []), at(line.loss, r, (v) => number(v, 3)), number(line.loss?.spent[line.loss.rounds.indexOf(r)])])]));
   });
   redraw.push(render, refresh);
   render();
 }
+
+const TRAINED = "a coloured cell is a round in which the client trained, and its colour is the client's scale. The server rule may use other weights; the audit below includes both.";
+const ARRIVED = "a coloured cell is a round of time in which updates of the client arrived, and its colour is their weight relative to the client's share of the data, added up.";
 
 function oneRun() {
   const select = byId("run");
@@ -68,7 +76,7 @@ function oneRun() {
   const raster = new Raster(byId("raster"), byId("raster-legend"));
   const run = () => data.runs[Number(select.value)];
   const strips = () => batteryStrips(byId("battery-chart"), run());
-  const counts = fallback(byId("participation"), "Rounds trained in, client by client", () => raster.counts());
+  const counts = fallback(byId("participation"), "Counts, client by client", () => raster.counts());
   const levels = fallback(byId("battery"), "The levels as a table", () => batteryTable(run()));
   const render = () => {
     const fleet = data.fleets[run().fleet];
@@ -77,6 +85,7 @@ function oneRun() {
     if (run().cut) notes.push(`The first ${run().raster.rounds.toLocaleString("en-US")} of ${plural(run().done, "round")} are shown.`);
     byId("raster-note").textContent = notes.join(" ");
     byId("battery-note").textContent = `${data.lines[run().line].label}, seed ${run().seed}; the first ${plural(run().battery.rounds, "round")}.`;
+    byId("raster-cell").textContent = run().raster.arrivals ? ARRIVED : TRAINED;
     raster.show(run());
     strips();
     counts();
@@ -156,9 +165,13 @@ if (!data.measure.percent) {
 }
 document.querySelectorAll(".evaluated-on").forEach((place) => { place.textContent = data.evaluated_on; });
 byId("late-rounds").textContent = data.late_rounds;
+byId("dark-note").hidden = data.clock.dark.length === 0;
+document.querySelectorAll(".asynchronous").forEach((place) => { place.hidden = !data.clock.asynchronous; });
+if (data.clock.title !== "rounds") byId("against-time").textContent = "time";
 toggles();
 curves();
 groups();
+arrivals();
 results();
 energy();
 const recolour = oneRun();

@@ -17,7 +17,10 @@ from everfed.report.data import page_data
 from everfed.store.reading import StoredRun
 
 # Joined in this order into the one script of the page.
-_SCRIPTS = ("dom.js", "axes.js", "linechart.js", "bars.js", "raster.js", "tables.js", "energy.js", "page.js")
+_SCRIPTS = (
+    "dom.js", "axes.js", "linechart.js", "bars.js", "arrivals.js", "raster.js", "tables.js", "energy.js",
+    "page.js",
+)  # fmt: skip
 
 
 def page(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:

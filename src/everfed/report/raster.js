@@ -69,10 +69,12 @@ class Raster {
       row += group.rows;
     }
     const axis = draw("svg", { class: "chart below", width: rounds * cellWidth + 12, height: 38, "aria-hidden": "true" });
-    for (const v of ticks(0, rounds, Math.max(2, (rounds * cellWidth) / 90)))
-      axis.append(draw("line", { x1: v * cellWidth + 0.5, x2: v * cellWidth + 0.5, y1: 0, y2: 4, class: "axis" }),
-        draw("text", { x: Math.max(3, Math.min(v * cellWidth, rounds * cellWidth - 12)), y: 17, class: "tick middle" }, tickText(v)));
-    axis.append(draw("text", { x: rounds * cellWidth, y: 34, class: "title end" }, "round"));
+    for (const v of ticks(0, inUnits(rounds), Math.max(2, (rounds * cellWidth) / 90))) {
+      const at = (v / data.clock.per_round) * cellWidth;
+      axis.append(draw("line", { x1: at + 0.5, x2: at + 0.5, y1: 0, y2: 4, class: "axis" }),
+        draw("text", { x: Math.max(3, Math.min(at, rounds * cellWidth - 12)), y: 17, class: "tick middle" }, tickText(v)));
+    }
+    axis.append(draw("text", { x: rounds * cellWidth, y: 34, class: "title end" }, timeTitle));
     this.host.replaceChildren(labels, make("div", { class: "wide" }, canvas, overlay, axis));
     const at = (event) => {
       const box = canvas.getBoundingClientRect();
@@ -107,7 +109,7 @@ class Raster {
     const palette = this.colours(isDark());
     const every = Math.max(1, Math.ceil(scales.length / 8));
     const shown = scales.map((_, i) => i).filter((i) => i % every === 0 || i === scales.length - 1);
-    this.legend.replaceChildren(make("span", { class: "muted" }, scales.length ? "trained with scale" : "nobody trained"),
+    this.legend.replaceChildren(make("span", { class: "muted" }, !scales.length ? "nobody trained" : this.run.raster.arrivals ? "arrived with weight" : "trained with scale"),
       ...shown.map((i) => make("span", {}, make("i", { class: "swatch", style: { background: `rgb(${palette[i]})` } }), number(scales[i], 3))));
   }
 
@@ -115,7 +117,9 @@ class Raster {
     const fleet = data.fleets[this.run.fleet];
     if (row < 0 || round < 0 || row >= fleet.ids.length || round >= this.run.raster.rounds) return hideTip();
     const code = this.joined(row, round);
-    const what = code ? `trained, scale ${number(this.run.raster.scales[code - 1], 4)}` : "did not train";
+    const { scales, arrivals } = this.run.raster;
+    const did = arrivals ? ["nothing arrived", "arrived, weight"] : ["did not train", "trained, scale"];
+    const what = code ? `${did[1]} ${number(scales[code - 1], 4)}` : did[0];
     showTip(clientX, clientY, make("div", { class: "head" }, `client ${fleet.ids[row]}, cycle ${fleet.cycles[row]}`), `round ${round}: ${what}`);
   }
 
@@ -134,8 +138,9 @@ class Raster {
     const rows = fleet.ids.map((id, row) => {
       let count = 0;
       for (let r = 0; r < this.run.raster.rounds; r++) count += this.joined(row, r) ? 1 : 0;
-      return [`client ${id}`, String(fleet.cycles[row]), String(count)];
+      const { arrivals } = this.run.raster;
+      return [`client ${id}`, String(fleet.cycles[row]), String(arrivals ? arrivals[row] : count)];
     });
-    return table(["client", "cycle", "rounds trained in"], rows, `Participation in ${plural(this.run.raster.rounds, "round")}`);
+    return table(["client", "cycle", this.run.raster.arrivals ? "updates arrived" : "rounds trained in"], rows, `Participation in ${plural(this.run.raster.rounds, "round")}`);
   }
 }

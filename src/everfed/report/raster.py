@@ -16,6 +16,7 @@ from everfed.run.history import RoundRecord
 from everfed.run.live import Live
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Decision, Policy, State, View
+from everfed.scheduling.timeline import Timeline
 from everfed.store.reading import StoredRun
 
 MOST_CLIENTS = 400  # rows of pixels that a screen can show
@@ -47,19 +48,23 @@ def raster(run: StoredRun, clients: Ints) -> dict[str, Any]:
 
     scales: the run's distinct scales. `bits` holds one bit a client and round, rounds one after
     the other, padded to whole bytes; `row_scales` then has each row's scale. `codes` holds one
-    byte: 0 did not train, k trained with scales[k - 1].
+    byte: 0 did not train, k trained with scales[k - 1]. Of an asynchronous client's updates that arrive in one round of
+    time, the sum of their scales counts; `arrivals` then has each row's number of them.
     """
     row = np.full(int(clients.max()) + 1, -1)
     row[clients] = np.arange(len(clients))
     shown = run.rounds[:MOST_ROUNDS]
-    scale = np.zeros((len(shown), len(clients)))
+    scale, times = np.zeros((len(shown), len(clients))), np.zeros(len(clients), np.int64)
     for r, record in enumerate(shown):
         inside = record.participants < len(row)
         rows = row[record.participants[inside]]
-        scale[r, rows[rows >= 0]] = record.scales[inside][rows >= 0]
+        np.add.at(scale[r], rows[rows >= 0], record.scales[inside][rows >= 0])
+        np.add.at(times, rows[rows >= 0], 1)
     joined = scale > 0
     scales = _few(np.unique(scale[joined]))
     out: dict[str, Any] = {"rounds": len(shown), "scales": [round(float(s), 4) for s in scales]}
+    if run.experiment.asynchronous:
+        out["arrivals"] = times.tolist()
     highest = scale.max(axis=0, initial=0.0)
     if np.all((scale == highest) | ~joined):
         out["bits"] = _base64(np.packbits(joined, axis=1, bitorder="little"))
@@ -98,19 +103,24 @@ class _AsRecorded(Policy):
 
 
 def batteries(run: StoredRun, fleet: Fleet, clients: Sequence[int]) -> dict[str, Any]:
-    """Levels of these clients, recomputed: after the round's harvest, and after its decision."""
+    """Levels of these clients, recomputed: after the round's harvest, and after its decision (of asynchronous clients,
+    at its end)."""
     which = np.asarray(clients)
     longest = int(fleet.cycles()[which].max())
     rounds = min(len(run.rounds), max(120, 6 * longest), MOST_ROUNDS)
-    known = run.experiment.policy
-    policy = _AsRecorded(tuple(run.rounds)) if isinstance(known, Live) else known
-    schedule = Schedule(fleet, policy, run.experiment.seeds.schedule)
+    e = run.experiment
+    stepped: Schedule | Timeline
+    if e.asynchronous:
+        stepped = Timeline(fleet, e.policy, e.seeds.schedule, e.make_pace(fleet), e.work, e.local_steps)
+    else:
+        policy = _AsRecorded(tuple(run.rounds)) if isinstance(e.policy, Live) else e.policy
+        stepped = Schedule(fleet, policy, e.seeds.schedule)
     harvested, left = [], []
     for r in range(rounds):
-        schedule.arrive(r)
-        harvested.append(schedule.battery.level[which])
-        schedule.decide(r)
-        left.append(schedule.battery.level[which])
+        stepped.arrive(r)
+        harvested.append(stepped.battery.level[which])
+        stepped.decide(r)
+        left.append(stepped.battery.level[which])
     return {
         "rounds": rounds,
         "clients": which.tolist(),

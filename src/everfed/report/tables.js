@@ -21,11 +21,11 @@ const ofMoments = (moments, show) => (i) => {
 };
 const final = (name, show) => ofMoments((line) => line.final[name], show);
 
-// First evaluation as good as the target, run by run: [{rounds, spent} or null].
+// First evaluation as good as the target, run by run: [{time, spent} or null].
 function reached(line, target) {
   return data.runs.filter((run) => run.line === line).map((run) => {
     const i = run[data.measure.name].findIndex((v) => v !== null && (data.measure.higher_is_better ? v >= target - 1e-12 : v <= target + 1e-12));
-    return i < 0 ? null : { rounds: run.rounds[i], spent: run.spent[i] };
+    return i < 0 ? null : { time: inUnits(run.rounds[i]), spent: run.spent[i] };
   });
 }
 
@@ -55,10 +55,10 @@ function resultColumns(input) {
     `standard deviation of the ${name} over the evaluations in the last ${data.late_rounds} rounds of a run, or in its last quarter if that is shorter`]);
   if (name !== "loss") out.push(["loss", final("loss", fixed)]);
   for (const metric of own) out.push([metric, ofMoments((line) => line.final.metrics[metric], fixed)]);
-  out.push(["participations", final("participations", amountText), "rounds of training, all clients together"],
+  out.push(["participations", final("participations", amountText), "updates trained, all clients together"],
     ["fairness", final("fairness", (v) => v.toFixed(3)), "Jain's index of how often each client trained: 1 if all alike, 1/N if one of N alone"]);
   if (input) out.push(["energy to target", (i) => toTarget(i, target, "spent"), `energy spent until the target was first reached, ${data.energy.unit}`],
-    ["rounds to target", (i) => toTarget(i, target, "rounds")]);
+    [data.clock.title === "rounds" ? "rounds to target" : `time to target, ${data.clock.unit}`, (i) => toTarget(i, target, "time")]);
   return out;
 }
 
@@ -72,15 +72,15 @@ function differenceTable(host, { rows }) {
     row.label, String((row[name] || row[worst]).pairs), ...cells(row[name]), ...cells(row[worst])])));
 }
 
-// columns(): [[name, cell(line), hint]] as they are now.
+// columns(): [[name, cell(line), hint]], and lines() of rows, as they are now.
 class SortedTable {
-  constructor(host, columns) {
-    Object.assign(this, { host, columns, by: null, down: true });
+  constructor(host, columns, lines = () => data.lines.map((_, i) => i).filter((i) => visible[i])) {
+    Object.assign(this, { host, columns, lines, by: null, down: true });
   }
 
   render() {
     const columns = this.columns();
-    const rows = data.lines.map((_, i) => i).filter((i) => visible[i]).map((i) => ({ i, cells: columns.map(([, cell]) => cell(i)) }));
+    const rows = this.lines().map((i) => ({ i, cells: columns.map(([, cell]) => cell(i)) }));
     if (this.by !== null) {
       const order = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a === b ? 0 : a < b ? -1 : 1);
       rows.sort((a, b) => (this.down ? -1 : 1) * order(a.cells[this.by].sort, b.cells[this.by].sort));

@@ -142,11 +142,12 @@ class Setup:
 
         waits: whether the model does not move until every client has taken part.
         """
-        rounds = self.experiment.rounds
-        if not self.experiment.asynchronous:  # who have no windows to cut short
-            check_horizon(self.fleet, rounds, strict_horizon)
+        rounds, seed = self.experiment.rounds, self.experiment.seeds.schedule
+        if self.experiment.asynchronous:  # who have no windows to cut short
+            return warn_of_silent(self.timeline(), rounds, seed)
+        check_horizon(self.fleet, rounds, strict_horizon)
         waiting = "The server waits for them, so the model never moves." if waits else ""
-        return warn_of_silent(self.schedule(), rounds, self.experiment.seeds.schedule, waiting)
+        return warn_of_silent(self.schedule(), rounds, seed, waiting)
 
     def state_dict(self, params: Tensor) -> dict[str, Tensor]:
         """Flat parameters as a state_dict of the model on the CPU, buffers and frozen parameters included."""

@@ -13,6 +13,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import some, warn
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy, Policy
+from everfed.scheduling.timeline import Timeline
 
 # Clients times rounds up to which a run is checked ahead; larger ones are checked after the run.
 _MOST_STEPS = 2_000_000
@@ -29,30 +30,39 @@ _LOST = "they had the energy for a round, but the policy scheduled none in time 
 _CHANCE = "no round was drawn for them"
 
 
-def warn_of_silent(schedule: Schedule, rounds: int, seed: int, consequence: str = "") -> bool:
+def warn_of_silent(schedule: Schedule | Timeline, rounds: int, seed: int, consequence: str = "") -> bool:
     """Warn about clients that never train; False: the run is too large to look ahead. consequence: added to the text.
 
-    The schedule does not depend on training, so it is stepped from its start until every client has trained once.
+    The schedule (of asynchronous clients, the timeline) does not depend on training, so it is stepped from its start
+    until every client has trained once.
     """
     silent = np.ones(len(schedule.fleet), np.bool_)
     seen_ahead = min(schedule.policy.foresight, int(schedule.fleet.cycles().max()))  # by the policy itself
     for r in range(rounds):
         if (r + seen_ahead) * len(silent) > _MOST_STEPS:
             return False
-        silent &= ~schedule.step(r)[0]
+        if isinstance(schedule, Timeline):
+            arrived = schedule.round(r).arrived
+            silent[arrived.clients[~arrived.fails]] = False
+        else:
+            silent &= ~schedule.step(r)[0]
         if not silent.any():
             return True
-    said = never_trained(schedule.fleet, schedule.policy, silent, rounds, seed)
+    said = never_trained(schedule.fleet, schedule.policy, silent, rounds, seed, isinstance(schedule, Timeline))
     warn(f"{said} {consequence}".strip(), 3)
     return True
 
 
-def never_trained(fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed: int) -> str:
+def never_trained(
+    fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed: int, asynchronous: bool = False
+) -> str:
     """One sentence about the clients that never take part in these rounds; empty if there are none."""
     who = np.flatnonzero(silent)
     if len(who) == 0:
         return ""
-    reasons = _reasons(fleet, policy, who, rounds, seed)
+    # A unit of energy is no condition for work of fewer steps, and work that has begun may end too late.
+    late = fleet.offsets()[who] >= rounds
+    reasons = [_LATE * x for x in late] if asynchronous else _reasons(fleet, policy, who, rounds, seed)
     parts = []
     for group in fleet.groups():
         inside = np.isin(who, group.clients)
@@ -66,8 +76,11 @@ def never_trained(fleet: Fleet, policy: Policy, silent: Bools, rounds: int, seed
         (reason, _), *others = Counter(reasons[i] for i in np.flatnonzero(inside)).most_common()
         why = f" ({'mostly: ' if others else ''}{reason})" if reason else ""
         parts.append(which + why)
-    subject = "nobody trains" if len(who) == len(fleet) else f"{len(who)} of {len(fleet)} clients never train"
     effect = "the model does not change" if len(who) == len(fleet) else "the model learns nothing from their data"
+    if asynchronous:
+        subject = f"no update of {'any client' if len(who) == len(fleet) else f'{len(who)} of {len(fleet)} clients'}"
+        return f"{subject} arrives in {rounds} rounds of time: {'; '.join(parts)}. So {effect}."
+    subject = "nobody trains" if len(who) == len(fleet) else f"{len(who)} of {len(fleet)} clients never train"
     return f"{subject} in {rounds} rounds: {'; '.join(parts)}. So {effect}."
 
 

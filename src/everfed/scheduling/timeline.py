@@ -54,7 +54,8 @@ class Timeline:
     those of the first seed before those of the second."""
 
     def __init__(self, fleet: Fleet, policy: Policy, seed: Seeds, pace: Pace, work: Work, local_steps: int) -> None:
-        self.fleet, self.seed, self.pace, self.work, self.local_steps = fleet, seed, pace, work, local_steps
+        self.fleet, self.policy, self.seed = fleet, policy, seed
+        self.pace, self.work, self.local_steps = pace, work, local_steps
         self.unlimited = policy.energy is Energy.UNLIMITED
         check_policy(policy)
         check_pace(pace, None if self.unlimited else fleet.cycles().astype(np.float64))
@@ -80,7 +81,15 @@ class Timeline:
 
     def round(self, number: int) -> Round:
         """Step one round: energy arrives, clients begin and finish."""
+        self.arrive(number)
+        return self.decide(number)
+
+    def arrive(self, number: int) -> None:
+        """Energy arrives, at the beginning of the round."""
         self.battery.charge(self.fleet.harvest(number, self.seed))
+
+    def decide(self, number: int) -> Round:
+        """The rest of the round: clients begin and finish."""
         start, end = number * MOMENTS, (number + 1) * MOMENTS
         begun, arrived = [], []
         who = np.flatnonzero(self._pays(np.s_[:]) & (self.until == _IDLE))
@@ -128,7 +137,8 @@ class Timeline:
         if self.battery.storage.browns_out or spread:
             # As many steps as are paid for, and the radio.
             short = price > level * (1.0 + TOLERANCE)
-            paid = _whole((level - radio * price / share) * steps * share / (price * (share - radio)))
+            dear = np.where(short, price, 1.0)  # where it matters: what costs nothing cannot be divided by
+            paid = _whole((level - radio * dear / share) * steps * share / (dear * (share - radio)))
             done = np.where(short, np.clip(paid, 0, steps - 1), steps)
             if self.work.partial == "send":  # the battery is empty then, whatever the last step came to
                 price = np.where(short & (done > 0), level, price)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from everfed.arrays import part_of
 from everfed.energy.battery import Books
 from everfed.learning.metrics import Metrics
-from everfed.run.history import RoundRecord
+from everfed.run.history import Arrived, RoundRecord
 from everfed.store.digests import Digests
 from everfed.store.files import StoreError
 
@@ -41,6 +41,12 @@ _METRICS = [
     ("breakdown_values", _FLOATS),
 ]
 _ON_VALIDATION = "validation_"  # before the names of the same columns, in the records of runs with early stopping
+_ARRIVED = [  # in the records of asynchronous runs, in the order of the participants
+    ("arrived_times", _FLOATS),
+    ("arrived_staleness", pa.list_(pa.int64())),
+    ("arrived_steps", pa.list_(pa.int64())),
+    ("arrived_version", pa.int64()),
+]
 
 # No wall-clock times, so that records of a resumed run equal those of an uninterrupted one.
 _SCHEMA = pa.schema(
@@ -65,13 +71,19 @@ NAME = "records.arrow"
 class RecordsFile:
     """The records of one run, open for appending. check: raises an error if this process may no longer write."""
 
-    def __init__(self, folder: Path, check: Callable[[], None] = lambda: None, validated: bool = False) -> None:
-        """validated: whether the run has a validation set."""
+    def __init__(
+        self,
+        folder: Path,
+        check: Callable[[], None] = lambda: None,
+        validated: bool = False,
+        asynchronous: bool = False,
+    ) -> None:
+        """validated: whether the run has a validation set. asynchronous: whether its clients do not meet in rounds."""
         self.path, self.check = folder / NAME, check
         self.digests = Digests(folder)
         self.file = open(self.path, "ab")  # noqa: SIM115 - held open for the length of a run
-        more = [(_ON_VALIDATION + name, kind) for name, kind in _METRICS] if validated else []
-        self.schema = pa.schema([*_SCHEMA, *map(pa.field, *zip(*more, strict=True))]) if more else _SCHEMA
+        held = [(_ON_VALIDATION + name, kind) for name, kind in _METRICS] if validated else []
+        self.schema = pa.schema([*_SCHEMA, *(pa.field(*one) for one in (*held, *(_ARRIVED if asynchronous else ())))])
         self.length, self.so_far = 0, hashlib.sha256()
 
     def append(self, records: Sequence[RoundRecord]) -> None:
@@ -169,7 +181,9 @@ def _row(record: RoundRecord) -> dict[str, Any]:
     }
     columns = _columns(record.metrics) if record.metrics else {}
     validation = _columns(record.validation) if record.validation else {}
-    return {**row, **columns, **{_ON_VALIDATION + name: value for name, value in validation.items()}}
+    arrived = vars(record.arrived) if record.arrived else {}
+    further = {_ON_VALIDATION: validation, "arrived_": arrived}
+    return {**row, **columns, **{start + name: v for start, part in further.items() for name, v in part.items()}}
 
 
 def _columns(metrics: Metrics) -> dict[str, Any]:
@@ -201,7 +215,15 @@ def _record(row: dict[str, Any]) -> RoundRecord:
         0.0,
         tuple(row["dropped"]),
         _metrics(part_of(row, _ON_VALIDATION)),
+        _arrived(row),
     )
+
+
+def _arrived(row: dict[str, Any]) -> Arrived | None:
+    if row.get("arrived_version") is None:
+        return None
+    times, stale, steps, version = (row[name] for name, _ in _ARRIVED)
+    return Arrived(np.array(times, np.float64), np.array(stale, np.int64), np.array(steps, np.int64), version)
 
 
 def _metrics(row: dict[str, Any]) -> Metrics | None:

@@ -88,7 +88,9 @@ class RunWriter:
         self.folder, self.path, self.checkpoint_s = folder, folder.path, checkpoint_s
         self.experiment = experiment
         folder.adopt()
-        self.records = RecordsFile(self.path, folder.check, bool(experiment.early_stopping.part))
+        self.records = RecordsFile(
+            self.path, folder.check, bool(experiment.early_stopping.part), experiment.asynchronous
+        )
         self.unwritten: list[RoundRecord] = []
         self.saved_at = time.monotonic()
 

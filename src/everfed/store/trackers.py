@@ -41,6 +41,10 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "energy/spent": record.energy.spent,
         "energy/wasted": record.energy.wasted,
     }
+    if record.arrived:
+        values["round/version"] = record.arrived.version
+        if len(record.arrived.staleness):
+            values["round/staleness"] = float(record.arrived.staleness.mean())
     if record.train_loss is not None:
         values["train/loss"] = record.train_loss
     for where, metrics in (("test", record.metrics), ("validation", record.validation)):
