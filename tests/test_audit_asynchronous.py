@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import everfed as ef
-from everfed.auditing.weighing import at_once, weighed
+from everfed.auditing.weighing import weighed
 from everfed.energy.battery import Storage
 from everfed.energy.work import MOMENTS, Work, pace_of
-from everfed.scheduling.policies import Always, Greedy
+from everfed.scheduling.policies import Greedy
 from everfed.scheduling.timeline import Timeline
 from everfed.server.arrivals import Area, FedAsync, FedBuff, PlainArrivals, Renewal, RenewalDiscounted
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from everfed.arrays import Floats, Ints
+from everfed.arrays import Bools, Floats, Ints
 from everfed.auditing.tally import Tally
 from everfed.auditing.weighing import Weighed, weighed
 from everfed.energy.battery import Books
@@ -74,7 +74,7 @@ class ArrivalTally(Tally):
         self.totals.append(runs @ self.shares / self.rounds)
         self._runs(self._judged(runs, last.reshape(-1, n)))
 
-    def _count(self, found: Weighed, who: Ints, part: Floats, squares: Floats, apart: Floats) -> None:
+    def _count(self, found: Weighed, who: Ints, part: Floats, squares: Floats, apart: Bools) -> None:
         n, known = len(self.fleet), found.intervals < found.moments / MOMENTS
         self.joins += np.bincount(who, minlength=n)
         self.steps += np.bincount(who, part, minlength=n)
@@ -100,12 +100,14 @@ class ArrivalTally(Tally):
 
     @property
     def ends(self) -> Floats:  # type: ignore[override]
-        """Where a run begins and ends between two arrivals, its count of them is off by about as many."""
+        """A run begins and ends between two arrivals; by renewal theory, that is worth about as many of them."""
         if self.rule == Renewal():
             return np.zeros(len(self.fleet))
         with np.errstate(invalid="ignore", divide="ignore"):
-            spread = self.gap_squares * self.gaps / self.gap_sum**2
-        return 1.0 + np.nan_to_num(spread, nan=1.0, posinf=1.0) / 2.0
+            spread = np.nan_to_num(self.gap_squares * self.gaps / self.gap_sum**2, nan=1.0, posinf=1.0)
+            each = np.nan_to_num(self.per_round * self.rounds / self.joins)
+        worth: Floats = (1.0 + spread / 2.0) * each / self.active()
+        return worth / max(self.speed, 1e-300) if self.relative else worth
 
     def finish(self) -> None:
         """After all runs."""
@@ -116,6 +118,10 @@ class ArrivalTally(Tally):
     def speed(self) -> float:
         """The mean of all weights times shares, per round."""
         return float(np.concatenate(self.totals).mean())
+
+    def arrival_rate(self) -> Floats:
+        rate: Floats = self.joins / (super().active() * self.seeds)
+        return rate
 
     def noise(self, lengths: Floats) -> Floats | None:
         """[N] the squares of what multiplies a client's updates, per round; of relative rules, at a speed of 1."""

@@ -31,6 +31,9 @@ from everfed.stats import finite
 
 _ROWS = 1 << 20  # seeds x clients stepped at once; bounds the memory for large fleets
 
+# From here on the verdict says that a run is too short for the long run's weights.
+_NOTABLE = 0.05
+
 
 @dataclass(frozen=True)
 class ArrivalFigures:
@@ -94,7 +97,7 @@ def audit_arrivals(
     weights, violations = tally.clients.mean(tally.seeds), tally.books.violations / tally.seeds
     if isinstance(rule, Area):
         alike = bool(np.all(tally.heard == tally.seeds))
-        overall, said = Judgement(alike, alike), unjudged(AVERAGED, tally)
+        overall, said = Judgement(alike or None, alike), unjudged(("unbiased: " if alike else "") + AVERAGED, tally)
         exact = ArrivalFigures(exact.arrival_rate, np.ones(len(fleet)) if alike else None)
     else:
         overall = judge.over_the_run(tally, exact.mean_weight, even)
@@ -103,7 +106,7 @@ def audit_arrivals(
         first, stale = tally.first / tally.heard, tally.stale / tally.joins
     works = max(tally.begun, 1)
     return AsynchronousAudit(
-        arrival_rate=tally.joins / (super(ArrivalTally, tally).active() * tally.seeds),
+        arrival_rate=tally.arrival_rate(),
         mean_weight=None if isinstance(rule, Area) else weights,
         noise=tally.noise(lengths),
         exact=exact,
@@ -117,7 +120,7 @@ def audit_arrivals(
         lost=tally.lost / works,
         energy=Books(**{f.name: getattr(tally.books, f.name) / tally.seeds for f in fields(Books)}),
         over_the_run=overall,
-        verdict=_with_ends(said, tally),
+        verdict=_with_ends(said, tally, exact.mean_weight),
         rounds=rounds,
         seeds=tally.seeds,
     )
@@ -131,7 +134,8 @@ def _exactly(tally: ArrivalTally, known: Rates | None, policy: Policy, lengths: 
         heard = bool(np.all(tally.heard == tally.seeds))
         noise = None if known is None else shares**2 * known.squared_intervals * lengths**2
         return ArrivalFigures(often, np.ones(n) if heard else None, noise)
-    if known is None or type(rule) not in (PlainArrivals, FedBuff, FedAsync):
+    late = np.any(tally.fleet.offsets() >= tally.rounds)  # who never start have no weight
+    if known is None or late or type(rule) not in (PlainArrivals, FedBuff, FedAsync):
         return ArrivalFigures(often)
     if isinstance(rule, Discounted) and rule.discount != "none" and rule.power > 0.0:
         return ArrivalFigures(often)
@@ -149,11 +153,20 @@ def _exactly(tally: ArrivalTally, known: Rates | None, policy: Policy, lengths: 
     return ArrivalFigures(often, weight, noise)
 
 
-def _with_ends(said: str, tally: ArrivalTally) -> str:
+def _with_ends(said: str, tally: ArrivalTally, exact: Floats | None) -> str:
     """The verdict, and what it leaves out."""
     said = said.removesuffix(".")
     if tally.relative:
         said += "; weights are relative to their mean, since the server's step size is a choice"
+    if exact is not None and not isinstance(tally.rule, Area):
+        long_run = np.array([exact[g.clients] @ tally.parts(g) for g in tally.groups])
+        off = tally.in_groups.mean(tally.seeds) - long_run
+        if abs(off).max() > _NOTABLE:
+            group = int(np.argmax(abs(off)))
+            said += (
+                f"; that is the long run, and in these {tally.rounds} rounds {tally.groups[group].label} counts "
+                f"{long_run[group] + off[group]:.2f} times"
+            )
     covered = tally.covered / (tally.seeds * tally.rounds)
     worst = min(tally.groups, key=lambda g: float(covered[g.clients].mean()))
     missing = 1.0 - float(covered[worst.clients].mean())

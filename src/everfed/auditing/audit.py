@@ -113,6 +113,8 @@ def audit(
     rounds, numbers, vectors = int(rounds), _seed_numbers(seeds), as_vectors(deltas, len(fleet))
     if arrives is not None:
         work = work or Work()
+        if pace is not None and len(checked("pace", pace, Pace).train) != len(fleet):
+            raise InputError(f"pace is of {len(pace.train)} clients, and the fleet has {len(fleet)}; give one for it.")
         return audit_arrivals(
             fleet, policy, arrives, p, rounds, numbers, pace_of(work, len(fleet), pace), work,
             checked("local_steps", local_steps, Count), vectors,

@@ -124,7 +124,7 @@ def _by_client(tally: Tally, moments: Moments) -> _Sample:
     quantum = np.where(started, tally.largest / tally.active(), 0.0)
     return _Sample(
         moments.mean(tally.seeds), moments.standard_error(tally.seeds), tally.seeds,
-        np.where(started, tally.largest, 0.0), quantum, tally.bursts, tally.ends * quantum,
+        np.where(started, tally.largest, 0.0), quantum, tally.bursts, np.broadcast_to(tally.ends, len(quantum)),
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def rates(fleet: Fleet, policy: Policy, pace: Pace, work: Work, local_steps: int
             float(fleet.capacity[i]), float(pace.train[i]), float(pace.air[i]), radio, least, local_steps, slots,
             affordable,
         )  # fmt: skip
-        supply = (lambda state: [(1.0, 1.0, state)], 0) if unlimited else _supply(fleet, i)
+        supply: tuple[_Supply, Any] | None = (_endless, 0) if unlimited else _supply(fleet, i)
         # Unlimited energy is an endless battery.
         kind = kind._replace(capacity=np.inf) if unlimited else kind
         level = np.inf if unlimited else min(float(start[i]), kind.capacity)
@@ -111,6 +111,10 @@ def _supply(fleet: Fleet, client: int) -> tuple[_Supply, Any] | None:
         turns = chance * (1.0 - stays) / (1.0 - chance) if cycle > 1 else 1.0  # so that a part `chance` is good
         return lambda good: _coin(stays if good else turns, True, False), False
     return None
+
+
+def _endless(state: Any) -> list[tuple[float, float, Any]]:
+    return [(1.0, 1.0, state)]
 
 
 def _coin(chance: float, yes: Any, no: Any) -> list[tuple[float, float, Any]]:
@@ -205,9 +209,9 @@ def _long_run(states: int, steps: list[_Step], all_steps: int) -> tuple[float, f
     fresh, fresh_squares = np.zeros(states), np.zeros(states)
     for source, target, chance, arrived in steps:
         if arrived:
-            age = 1.0 - arrived[-1][0]
-            fresh[target] += often[source] * chance * age
-            fresh_squares[target] += often[source] * chance * age**2
+            left = 1.0 - arrived[-1][0]
+            fresh[target] += often[source] * chance * left
+            fresh_squares[target] += often[source] * chance * left**2
     carry = np.eye(states) - silent.T
     try:
         age = np.linalg.solve(carry, silent.T @ often + fresh)

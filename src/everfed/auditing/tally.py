@@ -83,7 +83,7 @@ class Moments:
 class Tally:
     """What happened in all rounds of all seeds."""
 
-    ends: float | Floats = 0.0  # participations by which the ends of a run may change a client's mean weight
+    ends: float | Floats = 0.0  # how much the ends of a run may change a client's mean weight
 
     def __init__(
         self,

@@ -30,8 +30,8 @@ CORRECTED = (
 )
 
 AVERAGED = (
-    "unbiased: the model is the mean of the clients' last models at every moment, so that every client counts by its "
-    "data from its first arrival on, with models up to a gap old"
+    "the model is the mean of the clients' last models at every moment, so that every client counts by its data from "
+    "its first arrival on, with models up to a gap old, and before it with the initial model"
 )
 
 

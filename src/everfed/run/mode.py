@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.learning.compress import Whole
 from everfed.run.experiment import Experiment
@@ -17,3 +21,14 @@ def check_mode(experiment: Experiment) -> None:
             f"compression is {experiment.compression}, but AREA sends the difference of two models, and what one "
             "message rounds off would stay off for ever; remove it, or use renewal."
         )
+
+
+def for_audit(experiment: Experiment, fleet: Fleet) -> dict[str, Any]:
+    """What an audit must know of how the clients of an experiment work. fleet: the experiment's, or a part of it."""
+    if not experiment.asynchronous:
+        return {"mode": experiment.mode}
+    work = replace(experiment.work, duration=None)  # which is in the pace
+    return {
+        "mode": experiment.mode, "work": work, "local_steps": experiment.local_steps,
+        "pace": experiment.make_pace(fleet),
+    }  # fmt: skip
