@@ -1,6 +1,7 @@
 # Every public name and the module it lives in. `__init__.py` loads them from here when they are first used.
 from . import theory as theory
 from .api import compare as compare, simulate as simulate, start as start, sweep as sweep
+from .auditing.asynchronous import AsynchronousAudit as AsynchronousAudit
 from .auditing.audit import Audit as Audit, audit as audit
 from .data.augment import AUGMENTS as AUGMENTS
 from .data.datasets import DATASETS as DATASETS, load as load

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from everfed.arrays import Floats
 from everfed.auditing import judge
+from everfed.auditing.asynchronous import AsynchronousAudit, audit_arrivals
 from everfed.auditing.exact import Exact, exactly
 from everfed.auditing.judge import Judgement
 from everfed.auditing.limit import Limit, limit
@@ -22,17 +23,19 @@ from everfed.auditing.noise import as_vectors
 from everfed.auditing.tally import Figures, Tally, measured
 from everfed.auditing.variance import Variance, variance
 from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, distance, unjudged, verdict
-from everfed.checks import check_shares, checked
+from everfed.checks import Count, check_shares, checked
 from everfed.energy.fleet import Fleet
+from everfed.energy.work import Pace, Work, pace_of
 from everfed.errors import InputError, warn
 from everfed.machine import check_memory
 from everfed.methods import Method, as_method
 from everfed.random import check_seed
 from everfed.scheduling.laws import are_independent, comes_evenly
-from everfed.scheduling.plan import Schedule, check_horizon
+from everfed.scheduling.plan import Schedule, check_horizon, check_rounds
 from everfed.scheduling.policies import Energy, Policy
 from everfed.server.control import Scaffold
 from everfed.server.last_updates import LastUpdates, Mifa
+from everfed.server.mode import arrival_rule
 from everfed.server.rules import ServerRule, Sum
 
 # Rows (seeds x clients) stepped at once; bounds the memory for large fleets.
@@ -83,7 +86,11 @@ def audit(
     shares: Sequence[float] | Floats | None = None,
     server: ServerRule | None = None,
     deltas: Sequence[float] | Floats | None = None,
-) -> Audit:
+    mode: str = "auto",
+    work: Work | None = None,
+    local_steps: int = 5,
+    pace: Pace | None = None,
+) -> Audit | AsynchronousAudit:
     """Measure a method on a fleet over many runs of `rounds` rounds, and compute exact values if known.
 
     method: a name in `METHODS`, a `Method`, or a policy, whose updates are summed unless `server` is given.
@@ -91,13 +98,33 @@ def audit(
     shares: p_i, each client's share of the data (default: equal).
     server: the server rule to use with a policy; its weights replace the clients' scales.
     deltas: the updates for the variance, [N, d], or their lengths [N] (default: equal, length 1).
+    mode: "asynchronous" audits a method of rounds (greedy, greedy-scaled, fedavg) without them; "auto": as the server
+        rule has it. The result is then an `AsynchronousAudit`, in which a round is a step of the energy process.
+    work, local_steps, pace: of asynchronous clients, as an experiment has them; pace: of devices, from
+        `DeviceFleet.pace`.
     """
     checked("fleet", fleet, Fleet)
     chosen = as_method(method, server)
     policy, server = chosen.policy, chosen.server
+    checked("mode", mode, Annotated[str, ("auto", "synchronous", "asynchronous")])
+    arrives = arrival_rule(policy, server, mode, checked("work", work or Work(), Work))
     p = np.full(len(fleet), 1.0 / len(fleet)) if shares is None else check_shares(shares, len(fleet))
-    check_horizon(fleet, rounds, strict=False)
+    check_rounds(fleet, rounds)
     rounds, numbers, vectors = int(rounds), _seed_numbers(seeds), as_vectors(deltas, len(fleet))
+    if arrives is not None:
+        work = work or Work()
+        if pace is not None and len(checked("pace", pace, Pace).train) != len(fleet):
+            raise InputError(f"pace is of {len(pace.train)} clients, and the fleet has {len(fleet)}; give one for it.")
+        return audit_arrivals(
+            fleet, policy, arrives, p, rounds, numbers, pace_of(work, len(fleet), pace), work,
+            checked("local_steps", local_steps, Count), vectors,
+        )  # fmt: skip
+    if work is not None or pace is not None:
+        raise InputError(
+            f"{'pace' if work is None else 'work'} is given, but clients of '{chosen.title}' meet in rounds, which are "
+            "as long as the work in them; remove it, or choose an asynchronous method, such as renewal."
+        )
+    check_horizon(fleet, rounds, strict=False)
     rule = None if server.remembers or type(server) is Sum else server  # None: the clients' own scales
     tally = Tally(fleet, p, rounds, rule, vectors)
     batch = max(1, _ROWS // len(fleet))
@@ -124,13 +151,15 @@ def audit(
     spread = variance(fleet, policy, p, rounds, vectors, rule, tally.update_variance())
     if exact.figures.mean_weight is None:
         spread = spread.without_law()
+    weight = found.mean_weight
+    assert weight is not None
     return Audit(
         **vars(found),
         **shared,
         exact=exact.figures,
         over_the_run=overall,
         in_every_round=single,
-        verdict=verdict(tally, exact.figures, found, overall, single),
+        verdict=verdict(tally, exact.figures.mean_weight, weight, found.violations, overall, single),
         variance=None if server.remembers else spread,
     )
 

@@ -92,6 +92,7 @@ class _Sample:
     largest: Floats  # what a participation can count
     quantum: Floats  # what one more participation adds to the mean of a run
     bursts: Floats  # how many there were, in all seeds
+    ends: Floats  # what the ends of a run may change
 
     def band(self, error_rate: float) -> Floats:
         """How far the means may stray from the truth by chance, all of them together: Student's t, and a quantum.
@@ -104,7 +105,7 @@ class _Sample:
         each = error_rate / len(self.mean)
         t = t_quantile(1.0 - each / 2.0, self.seeds - 1)
         unseen = -math.expm1(math.log(each) / self.seeds)
-        band: Floats = t * self.standard_error + unseen * self.quantum + 1e-12
+        band: Floats = t * self.standard_error + unseen * self.quantum + self.ends + 1e-12
         return band
 
     def surprising(self, error_rate: float, even: bool) -> Bools:
@@ -123,19 +124,20 @@ def _by_client(tally: Tally, moments: Moments) -> _Sample:
     quantum = np.where(started, tally.largest / tally.active(), 0.0)
     return _Sample(
         moments.mean(tally.seeds), moments.standard_error(tally.seeds), tally.seeds,
-        np.where(started, tally.largest, 0.0), quantum, tally.bursts,
+        np.where(started, tally.largest, 0.0), quantum, tally.bursts, np.broadcast_to(tally.ends, len(quantum)),
     )  # fmt: skip
 
 
 def _in_groups(tally: Tally, moments: Moments) -> _Sample:
     one = _by_client(tally, tally.clients)
-    largest, quantum = (
-        np.array([values[g.clients] @ tally.parts(g) for g in tally.groups]) for values in (one.largest, one.quantum)
+    largest, quantum, ends = (
+        np.array([values[g.clients] @ tally.parts(g) for g in tally.groups])
+        for values in (one.largest, one.quantum, one.ends)
     )
     # The least of the clients': bursts may come to all of a group together.
     bursts = np.array([tally.bursts[g.clients].min() for g in tally.groups])
     return _Sample(
-        moments.mean(tally.seeds), moments.standard_error(tally.seeds), tally.seeds, largest, quantum, bursts
+        moments.mean(tally.seeds), moments.standard_error(tally.seeds), tally.seeds, largest, quantum, bursts, ends
     )
 
 

@@ -83,6 +83,8 @@ class Moments:
 class Tally:
     """What happened in all rounds of all seeds."""
 
+    ends: float | Floats = 0.0  # how much the ends of a run may change a client's mean weight
+
     def __init__(
         self,
         fleet: Fleet,
@@ -195,6 +197,11 @@ class Tally:
     def active(self) -> Floats:
         """Rounds since each client's start; at least 1, so that a client that never starts is 0."""
         return np.maximum(self.rounds - self.fleet.offsets(), 1).astype(np.float64)
+
+    def started_part(self) -> Floats:
+        """The part of the run for which each client has started."""
+        part: Floats = np.maximum(self.rounds - self.fleet.offsets(), 0) / self.rounds
+        return part
 
     def weight_variances(self) -> tuple[Floats, Floats]:
         """Mean and variance over seeds of every round's weight, [rounds] each."""

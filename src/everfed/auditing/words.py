@@ -9,7 +9,7 @@ import numpy as np
 from everfed.arrays import Floats
 from everfed.auditing.judge import ERROR_RATE, NEGLIGIBLE, Judgement
 from everfed.auditing.limit import Limit
-from everfed.auditing.tally import Figures, Tally
+from everfed.auditing.tally import Tally
 
 # Groups listed individually; if there are more, those that deviate most.
 _MOST_GROUPS = 6
@@ -29,6 +29,11 @@ CORRECTED = (
     "that averaging over those who take part favours nobody once the corrections have settled"
 )
 
+AVERAGED = (
+    "the model is the mean of the clients' last models at every moment, so that every client counts by its data from "
+    "its first arrival on, with models up to a gap old, and before it with the initial model"
+)
+
 
 def unjudged(reason: str, tally: Tally) -> str:
     """The verdict if weights do not determine the bias; clients that never train are still reported."""
@@ -38,11 +43,16 @@ def unjudged(reason: str, tally: Tally) -> str:
     return reason + "."
 
 
-def verdict(tally: Tally, exact: Figures, found: Figures, overall: Judgement, rounds: Judgement) -> str:
-    """The verdict on bias, over the run and in every round, and on energy."""
-    weight = found.mean_weight if exact.mean_weight is None else exact.mean_weight
-    assert weight is not None
-    total = float(tally.shares @ (weight * started_part(tally)))
+def verdict(
+    tally: Tally, exact: Floats | None, found: Floats, violations: float | None, overall: Judgement,
+    rounds: Judgement | None = None,
+) -> str:  # fmt: skip
+    """The verdict on bias, over the run and in every round (None: clients do not meet in rounds), and on energy.
+
+    exact, found: every client's mean weight.
+    """
+    weight = found if exact is None else exact
+    total = float(tally.shares @ (weight * tally.started_part()))
     if total == 0.0:
         words = f"nobody ever trains in {tally.rounds} rounds: the model does not move"
     elif overall.unbiased:
@@ -55,15 +65,9 @@ def verdict(tally: Tally, exact: Figures, found: Figures, overall: Judgement, ro
         words = f"fair but {pace}: all clients count alike, {total:.3g} times instead of once{_certainty(overall)}"
     else:
         words = _biased(tally, weight, overall, total)
-    if found.violations:
-        words += f"; spends energy that is not there, {found.violations:,.0f} times per run"
+    if violations:
+        words += f"; spends energy that is not there, {violations:,.0f} times per run"
     return words + "."
-
-
-def started_part(tally: Tally) -> Floats:
-    """The part of the run for which each client has started."""
-    part: Floats = np.maximum(tally.rounds - tally.fleet.offsets(), 0) / tally.rounds
-    return part
 
 
 def _certainty(found: Judgement) -> str:
@@ -80,7 +84,9 @@ def _unnoticed(found: Judgement) -> str:
     return f", but one of {found.resolution:.0%} might not have been noticed; audit more seeds"
 
 
-def _every_round(found: Judgement, joint: str = ", but") -> str:
+def _every_round(found: Judgement | None, joint: str = ", but") -> str:
+    if found is None:
+        return ""
     if found.unbiased is False:
         (label, weight), *_ = found.by_group.items()
         return f"{joint} not in every round: in round {found.round} {_named(label)} count {weight:.3g} times"
@@ -118,7 +124,7 @@ def _biased(tally: Tally, weight: Floats, overall: Judgement, total: float) -> s
     rest = f" and {more} more groups" if more > 0 else ""
     between = "; " if any("," in group.label for group in groups) else ", "
     words = "biased over the run: " + between.join(said) + rest + _certainty(overall)
-    run = weight * started_part(tally)  # clients that start late had fewer rounds
+    run = weight * tally.started_part()  # clients that start late had fewer rounds
     parts = [float(tally.shares[g.clients] @ run[g.clients]) / total for g in tally.groups]
     fair = [float(tally.shares[g.clients].sum()) for g in tally.groups]
     if len(parts) > 1 and max(abs(a - b) for a, b in zip(parts, fair, strict=True)) >= 0.005:

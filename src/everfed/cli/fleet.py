@@ -12,8 +12,10 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from everfed.auditing.asynchronous import AsynchronousAudit
 from everfed.auditing.audit import Audit, audit as run_audit
 from everfed.cli import options as o
+from everfed.cli.arrivals import tell_arrivals
 from everfed.cli.screen import Screen, table
 from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet
@@ -23,6 +25,7 @@ from everfed.machine import check_memory
 from everfed.methods import plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
+from everfed.run.mode import for_audit
 from everfed.run.setup import resolve_device
 from everfed.scheduling.plan import PlanStep
 from everfed.server.rules import Sum
@@ -156,9 +159,11 @@ def audit(
     """Measure a method's bias, its variance, and whether it overspends energy.
 
     Measured over many seeds, next to the exact value if it is known for this fleet. With a mean weight of 1 a client
-    counts in proportion to its data, as if it took part in every round.
+    counts in proportion to its data, as if it took part in every round. For asynchronous methods, also when clients
+    arrive, how stale, and how much work is lost.
 
-    Example: everfed audit --method greedy --cycles 1,5,10,20 --rounds 1000
+    Example: everfed audit --method greedy --cycles 1,5,10,20 --rounds 1000, or: everfed audit --method renewal
+    --set work.duration=0.5
     """
     experiment = _experiment(raw)
     fleet, seed_numbers = experiment.make_fleet(), o.seed_list(seeds)
@@ -175,21 +180,25 @@ def audit(
             shares=parts,
             server=experiment.server,
             deltas=lengths,
+            **for_audit(experiment, fleet),
         )
     if screen.as_json:
         screen.json({**result.to_dict(), "shares": shares})
         return
     _tell_assumptions(screen, experiment)
-    screen.out.print(_client_table(fleet, result, experiment.title))
-    screen.out.print(_fleet_table(result))
-    if result.variance:
-        screen.out.print(_variance_table(fleet, result))
+    if isinstance(result, AsynchronousAudit):
+        tell_arrivals(screen, fleet, result, experiment.title)
+    else:
+        screen.out.print(_client_table(fleet, result, experiment.title))
+        screen.out.print(_fleet_table(result))
+        if result.variance:
+            screen.out.print(_variance_table(fleet, result))
     held = (
         "equal shares of the data (--shares data: as in the experiment)" if parts is None else "the experiment's data"
     )
     screen.out.print(f"Clients hold {held}.")
     screen.say(experiment.title, result.verdict)
-    if result.variance:
+    if isinstance(result, Audit) and result.variance:
         if distance := result.distance():
             screen.say("The limit", distance)
         screen.say("Which device to upgrade first", result.variance.advice())

@@ -12,18 +12,20 @@ from everfed.methods import Method
 from everfed.report.lines import Line, fleet_key
 from everfed.report.raster import sample
 from everfed.run.live import Live
+from everfed.run.mode import for_audit
 
 _MOST_ROUNDS, _SEEDS, MOST_CLIENTS = 1000, 20, 2000
 
 
 def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """One row per line; lines with the same fleet, policy, server rule and rounds are audited once."""
+    """One row per line; lines with the same fleet, policy, server rule, work and rounds are audited once."""
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
     out = []
     for line in lines:
         experiment = line.experiment
         rounds = min(experiment.rounds, _MOST_ROUNDS)
-        key = (fleet_key(experiment), experiment.policy, experiment.server, rounds)
+        how = (experiment.mode, experiment.work, experiment.local_steps if experiment.asynchronous else None)
+        key = (fleet_key(experiment), experiment.policy, experiment.server, rounds, how)
         if key not in known:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
@@ -36,7 +38,8 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
             else:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it
-                    verdict = audit(part, Method(experiment.policy, experiment.server), rounds, _SEEDS).verdict
+                    method = Method(experiment.policy, experiment.server)
+                    verdict = audit(part, method, rounds, _SEEDS, **for_audit(experiment, part)).verdict
             known[key] = {
                 "verdict": verdict,
                 "rounds": rounds,

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-from everfed.energy.work import Work
+from dataclasses import replace
+from typing import Any
+
+from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.learning.compress import Whole
 from everfed.run.experiment import Experiment
-from everfed.scheduling.timeline import check_policy
 from everfed.server.arrivals import Area
-from everfed.server.rules import Sum
+from everfed.server.mode import arrival_rule
 
 
 def check_mode(experiment: Experiment) -> None:
     """Refuse parts of an experiment that do not go together."""
-    rule, mode = experiment.server, experiment.mode
-    name = type(rule).__name__
-    arrives = bool(getattr(rule, "asynchronous", False))
-    if mode == "synchronous" and arrives:
-        raise InputError(
-            f"mode is 'synchronous', but the server rule {name} takes updates as they arrive; leave mode at 'auto', or "
-            "choose a method of rounds, such as algorithm1."
-        )
-    if mode == "synchronous" and experiment.work != Work():
-        raise InputError(
-            f"work is {experiment.work}, but mode is 'synchronous', and rounds are as long as the work in them; remove "
-            "one of them."
-        )
-    if not experiment.asynchronous:
-        return
-    check_policy(experiment.policy)
-    if not arrives and type(rule) is not Sum:
-        raise InputError(
-            f"mode is 'asynchronous', but the server rule {name} needs rounds in which clients meet; choose one of "
-            "renewal, renewal-discounted, fedbuff, fedasync, area or sum."
-        )
+    rule = arrival_rule(experiment.policy, experiment.server, experiment.mode, experiment.work)
     if isinstance(rule, Area) and not isinstance(experiment.compression, Whole):
         raise InputError(
             f"compression is {experiment.compression}, but AREA sends the difference of two models, and what one "
             "message rounds off would stay off for ever; remove it, or use renewal."
         )
+
+
+def for_audit(experiment: Experiment, fleet: Fleet) -> dict[str, Any]:
+    """What an audit must know of how the clients of an experiment work. fleet: the experiment's, or a part of it."""
+    if not experiment.asynchronous:
+        return {"mode": experiment.mode}
+    work = replace(experiment.work, duration=None)  # which is in the pace
+    return {
+        "mode": experiment.mode, "work": work, "local_steps": experiment.local_steps,
+        "pace": experiment.make_pace(fleet),
+    }  # fmt: skip

@@ -38,8 +38,7 @@ from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
 from everfed.scheduling.timeline import Timeline
 from everfed.server.aggregate import Setting
-from everfed.server.arrivals import PlainArrivals
-from everfed.server.rules import Sum
+from everfed.server.mode import arrival_rule
 from everfed.server.step import Server
 from everfed.trainers import choose
 
@@ -84,7 +83,7 @@ class Setup:
             self.data.shares(), self.layout.size, self.device, e.client, e.local_steps, e.rounds,
             self.layout.flatten(self.module),
         )  # fmt: skip
-        rule = PlainArrivals() if e.asynchronous and isinstance(e.server, Sum) else e.server
+        rule = arrival_rule(e.policy, e.server, e.mode, e.work) or e.server
         return Server(rule, e.server_optimizer, setting, on_divergence)
 
     def trainer(

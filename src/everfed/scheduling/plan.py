@@ -141,10 +141,14 @@ def _refused(policy: Policy, method: str, view: View, what: str, value: Any, rig
     )
 
 
-def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
+def check_rounds(fleet: Fleet, rounds: int) -> None:
     if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or not 1 <= rounds < 2**32:
         raise InputError(f"rounds is {rounds!r}; it must be a whole number of at least 1 and below 2**32.")
     fleet.check_rounds(int(rounds))
+
+
+def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
+    check_rounds(fleet, rounds)
     cut = fleet.undivided(int(rounds))
     if len(cut) == 0:
         return

@@ -41,7 +41,7 @@ class Weigher:
         self.rule, self.shares, self.local_steps = rule, shares, local_steps
         self.version = 0
         self.waiting = 0  # updates in the buffer
-        clients = len(shares)
+        self.fleet = clients = len(shares)
         self.last = np.zeros(clients, np.int64)  # the moment of each client's last arrival
         # Of each client, for the discounted rule: its time so far, and that time weighed by its discounts.
         self.time, self.discounted = np.zeros(clients), np.zeros(clients)
@@ -214,7 +214,7 @@ class FedBuff(Discounted):
             )
 
     def coefficients(self, weigher: Weigher, arrivals: Arrivals, stale: Ints) -> Floats:
-        shares = weigher.shares[arrivals.clients] * len(weigher.shares) if self.weighted else 1.0
+        shares = weigher.shares[arrivals.clients] * weigher.fleet if self.weighted else 1.0
         return shares * self.discounts(stale) / self.size
 
 
