@@ -20,7 +20,9 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from everfed.errors import InputError
-from everfed.flower.energy import Choice, EnergySource, Simulated, own_plan, planned_choice
+from everfed.flower import own_work
+from everfed.flower.calls import Call, Offer
+from everfed.flower.energy import Choice, EnergySource, Measured, Simulated, own_plan, planned_choice
 from everfed.flower.node_state import Memory
 from everfed.flower.wire import RECORD, Answer, Ask
 from everfed.scheduling.policies import Policy
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     Described = Experiment | Path | str
 
 _PLAN = "plan"
+_TERMS = "terms"
 
 
 class EnergyMod:
@@ -85,7 +88,24 @@ def client_app(
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         name = fingerprint(experiment, context.run_config)
+        call = Call.of(message.content) if message.has_content() else None
+        if call is not None:
+            return work(message, call, context, _memory(context, name))
         return _answer(message, context, call_next, name, partial(choose, context.run_config))
+
+    def work(message: Message, call: Call, context: Context, memory: Memory) -> Message:
+        """Answer a server without rounds: offer work, and do it if the model comes with the call."""
+        client = client_of(context)
+        offered = _offer(partial(load_experiment, experiment, context.run_config), energy, client, call, memory)
+        if message.metadata.message_type.startswith("query") or not offered.join:
+            return Message(RecordDict({RECORD: offered.to_record()}), reply_to=message)
+        from everfed.flower.training import LocalTraining  # loads torch
+
+        local = LocalTraining(load_experiment(experiment, context.run_config), client, samples, memory)
+        settled = call.kept.get(client, -1) + 1
+        result = local.reply(message, Ask(offered.slot, settled), memory, offered.steps)
+        result.content[RECORD] = offered.to_record()
+        return result
 
     app = _app(mod)
 
@@ -101,6 +121,27 @@ def client_app(
         return local.reply(message, ask, memory)
 
     return app
+
+
+def _offer(
+    described: Callable[[], Experiment], energy: EnergySource | None, client: int, call: Call, memory: Memory
+) -> Offer:
+    """The work that a client can do with its own energy. described: gives the experiment, which loads torch."""
+    kept = memory.load(_TERMS)
+    if kept is None:
+        kept = own_work.terms(described())
+        memory.save(_TERMS, kept)
+    local_steps, affordable, unlimited, slots = kept["numbers"].tolist()
+    if energy is None:
+        means: own_work.Means = own_work.simulated(described(), client)
+    elif isinstance(energy, Measured):
+        means = own_work.Metered(energy, local_steps, bool(affordable), bool(unlimited))
+    else:
+        raise InputError(
+            f"energy is {energy!r}; without rounds, clients take their energy from the experiment's fleet or from a "
+            "meter, as in Measured(PowerSupply(cost_j=120.0))."
+        )
+    return own_work.offer(means, slots, client, call, memory)
 
 
 def _answer(

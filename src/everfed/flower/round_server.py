@@ -23,6 +23,7 @@ from everfed.errors import InputError, unknown
 from everfed.flower import wire
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
+from everfed.flower.mailbox import send_and_collect
 from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
 from everfed.learning.task import PlainTrained, Trained
 from everfed.scheduling.plan import PlanStep
@@ -134,7 +135,7 @@ class RoundServer:
         """Who took part, and what they made of these parameters (flat, float32)."""
         self.await_round(grid, round)
         opened = self.open(grid, round, params, shapes)
-        return self.close(opened, wire.send_and_collect(grid, opened.messages, self.limits.train_s))
+        return self.close(opened, send_and_collect(grid, opened.messages, self.limits.train_s))
 
     def open(
         self, grid: Grid, round: int, params: Tensor, shapes: Shapes, config: Mapping[str, Any] | None = None
@@ -167,7 +168,7 @@ class RoundServer:
         self.ledger.add(entry)
         updates.sort(key=lambda update: update.client)
         ids = np.array([u.client for u in updates], np.int64)
-        step = PlanStep(entry.round, ids, np.array([u.scale for u in updates], np.float64), self._books())
+        step = PlanStep(entry.round, ids, np.array([u.scale for u in updates], np.float64), total_books(self.energy))
         if not updates:
             return step, []
         deltas = torch.from_numpy(np.stack([u.delta for u in updates])).to(opened.device)
@@ -177,7 +178,7 @@ class RoundServer:
         """Who wishes to train, and may: their nodes, with what they said."""
         began = time.monotonic()
         out = [self._message(QUERY, node, entry.round, {}) for node in nodes]
-        replies = wire.send_and_collect(grid, out, self._deadline(QUERY))
+        replies = send_and_collect(grid, out, self._deadline(QUERY))
         self.has_asked = True
         entry.query_s = time.monotonic() - began
         wishes: dict[int, tuple[int, Answer]] = {}
@@ -255,7 +256,8 @@ class RoundServer:
             entry.lost[said.client] = "it no longer had the energy when it was told to train"
             return None
         try:
-            return wire.read_update(reply.content, answer, opened.shapes, opened.model, self.limits.max_norm)
+            read = wire.read_update(reply.content, opened.shapes, opened.model, self.limits.max_norm)
+            return Update(answer.client, answer.scale, *read)
         except RefusedError as error:
             entry.refused[answer.client] = str(error)
             return None
@@ -275,14 +277,6 @@ class RoundServer:
             return self.limits.train_s
         return self.limits.query_s if self.has_asked else max(self.limits.query_s, self.limits.wait_s)
 
-    def _books(self) -> Books:
-        """The fleet's energy: the sum of what each client last said of its own."""
-        total: dict[str, Any] = {}
-        for client in sorted(self.energy):
-            for name, value in self.energy[client].to_dict().items():
-                total[name] = total.get(name, 0) + value
-        return Books(**total)
-
     def state_dict(self) -> dict[str, Tensor]:
         """What later rounds depend on. The clients' energy comes again with their next answers."""
         granted = [(client, round) for client, rounds in enumerate(self.granted) for round in sorted(rounds)]
@@ -298,6 +292,15 @@ class RoundServer:
         self.granted = [set() for _ in range(len(self.fleet))]
         for client, round in state["protocol.granted"].T.tolist():
             self.granted[client].add(round)
+
+
+def total_books(reports: Mapping[int, Books]) -> Books:
+    """The fleet's energy: the sum of what each client last said of its own."""
+    total: dict[str, Any] = {}
+    for client in sorted(reports):
+        for name, value in reports[client].to_dict().items():
+            total[name] = total.get(name, 0) + value
+    return Books(**total)
 
 
 def fair_scales(fleet: Fleet, policy: Policy, seed: int) -> Floats:

@@ -20,13 +20,16 @@ from torch import Tensor
 
 from everfed.data.federated import FederatedData
 from everfed.errors import InputError
+from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.client import load_experiment
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Ledger
 from everfed.flower.round_server import RoundLimits, RoundServer
 from everfed.flower.wire import Shapes
 from everfed.learning.task import Trained
+from everfed.run.asynchronous import AsynchronousRun
 from everfed.run.experiment import Experiment
+from everfed.run.flight import Flight
 from everfed.run.history import RoundRecord
 from everfed.run.loop import Run
 from everfed.run.rounds import Training
@@ -95,6 +98,7 @@ class RemoteRounds:
 
     def __init__(self, round_server: RoundServer, grid: Grid, shapes: Shapes) -> None:
         self.round_server, self.grid, self.shapes = round_server, grid, shapes
+        self.ledger = round_server.ledger
 
     def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
         return self.round_server.round(self.grid, round, params, self.shapes)
@@ -128,11 +132,13 @@ def remote_run(
         raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
     if data is not None and experiment.early_stopping.part:
         raise InputError("early_stopping holds samples out of the experiment's own data, and data are given beside it.")
-    if experiment.asynchronous:
-        raise InputError("this server works in rounds; asynchronous clients are simulated with '--engine local'.")
     setup = Setup(experiment, data)
     server = setup.server(on_divergence="skip")
     refuse_what_is_not_sent(server)
+    if experiment.asynchronous:
+        flight = Flight(server.params, experiment.compression, setup.fleet.message_bits, experiment.seeds.batch)
+        source = ArrivalServer(setup, flight, grid, limits=limits, roster=roster, folder=folder)
+        return AsynchronousRun(setup, source, server, setup.evaluator())
     round_server = RoundServer(
         setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,
         limits=limits, roster=roster, folder=folder,
@@ -167,6 +173,6 @@ def stored_remote_rounds(
         return made[0]
 
     for record in stored_rounds(experiment, folder, checkpoint_s=0.0, make=make):
-        source = made[0].source
-        assert isinstance(source, RemoteRounds)
-        yield record, source.round_server.ledger
+        source: object = made[0].source
+        assert isinstance(source, RemoteRounds | ArrivalServer)
+        yield record, source.ledger

@@ -22,9 +22,10 @@ from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower.identity import Roster
+from everfed.flower.mailbox import send_and_collect
 from everfed.flower.round_server import Opened, RoundLimits, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
-from everfed.flower.wire import Shapes, as_record, send_and_collect
+from everfed.flower.wire import Shapes, as_record
 from everfed.scheduling.policies import Policy
 from everfed.server.aggregate import Setting
 from everfed.server.optimizers import ServerOptimizer, ServerSGD

@@ -53,7 +53,8 @@ class LocalTraining:
         with warnings.catch_warnings():  # what there is to say of the whole fleet, the server has said
             warnings.simplefilter("ignore", EverfedWarning)
             self.setup = Setup(experiment, data)
-            self.trainer = self.setup.trainer()
+            slots = self.setup.timeline().slots if experiment.asynchronous else 1
+            self.trainer = self.setup.trainer(slots=slots)
         self._note_check(memory)
         self.shapes = self.setup.layout.shapes_by_name()
 
@@ -67,12 +68,14 @@ class LocalTraining:
         if memory is not None and not check.rejected and check.difference is not None:
             memory.save(_CHECKED, {"difference": np.array(check.difference), "tolerance": np.array(check.tolerance)})
 
-    def train(self, sent: Vector, ask: Ask, memory: Memory) -> tuple[Vector, float]:
-        """(the parameters after the round, the mean loss of its steps)."""
+    def train(self, sent: Vector, ask: Ask, memory: Memory, steps: int | None = None) -> tuple[Vector, float]:
+        """(the parameters after the round, the mean loss of its steps). steps: None takes all."""
         if self.keeps:
             self._recall(ask.round, memory)
         params = torch.from_numpy(sent).to(self.setup.device)
-        for trained in self.trainer.train(params, np.array([self.client]), ask.round):
+        # Given by client, as where each works in a time of its own, numbers round as they do there.
+        work = (ask.round,) if steps is None else (np.array([ask.round]), np.array([steps]))
+        for trained in self.trainer.train(params, np.array([self.client]), *work):
             loss = float(trained.losses[0])
             after = params + trained.deltas[0]
         if self.keeps:
@@ -97,14 +100,14 @@ class LocalTraining:
         for name in settled[:-1]:
             memory.drop(name)
 
-    def reply(self, message: Message, ask: Ask, memory: Memory) -> Message:
-        """Train as a message asks, and answer as Flower's apps do."""
+    def reply(self, message: Message, ask: Ask, memory: Memory, steps: int | None = None) -> Message:
+        """Train as a message asks, and answer as Flower's apps do. ask.round: a slot, where there are no rounds."""
         arrays = message.content.get(ARRAYS)
         values = {name: value.numpy() for name, value in arrays.items()} if isinstance(arrays, ArrayRecord) else {}
         if {name: value.shape for name, value in values.items()} != self.shapes:
             raise InputError("the server sent another model than this client trains; give both the same experiment.")
         sent = np.concatenate([values[name].reshape(-1) for name in self.shapes]).astype(np.float32)
-        after, loss = self.train(sent, ask, memory)
+        after, loss = self.train(sent, ask, memory, steps)
         metrics = MetricRecord({"train_loss": loss, "num-examples": int(self.setup.data.sizes()[self.client])})
         return Message(RecordDict({ARRAYS: as_record(after, self.shapes), METRICS: metrics}), reply_to=message)
 

@@ -1,4 +1,4 @@
-"""What travels between the server and its clients: the records of a message, how it is sent, how replies are checked.
+"""What travels between the server and its clients: the records of a message, and how replies are checked.
 
 A question is a record `everfed` beside whatever else a message holds; so is its answer. A model travels
 as Flower's own apps send it: `arrays` by parameter name, `metrics` on the way back.
@@ -6,14 +6,10 @@ as Flower's own apps send it: `arrays` by parameter name, `metrics` on the way b
 
 from __future__ import annotations
 
-import contextlib
 import math
-import queue
-import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +17,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from everfed.arrays import Floats
 from everfed.energy.battery import Books
-
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
 
 RECORD = "everfed"
 QUERY = "query.everfed"  # "will you train in round r?"
@@ -33,10 +26,6 @@ ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 Vector = npt.NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]  # of the model's parameters, in the flat vector's order
 BOOKS: dict[str, Any] = {part.name: type(part.default) for part in fields(Books)}  # the type of each number
-
-POLL_S = 1.0  # between two looks for one reply
-_EACH_S = 0.02  # and at least this much for every reply that is awaited: looking is work for the server too
-_MOST_WORKERS = 16
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,7 @@ class Ask:
         rounds: Any = record.get("granted-rounds", [])
         for client, r in zip(clients, rounds, strict=True):
             granted[client] = granted.get(client, frozenset()) | {r}
-        return cls(_whole(record, "round"), _whole(record, "back-to"), granted)
+        return cls(whole(record, "round"), whole(record, "back-to"), granted)
 
 
 @dataclass(frozen=True)
@@ -86,8 +75,7 @@ class Answer:
 
     def to_record(self) -> ConfigRecord:
         said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned")}
-        books = {f"energy.{name}": kind(getattr(self.energy, name)) for name, kind in BOOKS.items()}
-        return ConfigRecord({**said, **books})
+        return ConfigRecord({**said, **written(self.energy)})
 
     @classmethod
     def of(cls, content: RecordDict) -> Answer:
@@ -98,9 +86,8 @@ class Answer:
         join, scale = record.get("join"), record.get("scale")
         if not isinstance(join, bool) or not isinstance(scale, float):
             raise ValueError("the reply does not say whether it joins, and with which scale")
-        books = {name: _number(record, f"energy.{name}", kind) for name, kind in BOOKS.items()}
-        client, round, planned = (_whole(record, key) for key in ("client", "round", "planned"))
-        return cls(client, round, join, scale, planned, Books(**books))
+        client, round, planned = (whole(record, key) for key in ("client", "round", "planned"))
+        return cls(client, round, join, scale, planned, read_books(record))
 
 
 def as_record(model: Vector, shapes: Shapes) -> ArrayRecord:
@@ -113,7 +100,16 @@ def as_record(model: Vector, shapes: Shapes) -> ArrayRecord:
     return ArrayRecord(parts)
 
 
-def _whole(record: ConfigRecord, key: str) -> int:
+def written(books: Books) -> dict[str, Any]:
+    """Energy accounts as entries of a record."""
+    return {f"energy.{name}": kind(getattr(books, name)) for name, kind in BOOKS.items()}
+
+
+def read_books(record: ConfigRecord) -> Books:
+    return Books(**{name: _number(record, f"energy.{name}", kind) for name, kind in BOOKS.items()})
+
+
+def whole(record: ConfigRecord, key: str) -> int:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"'{key}' of the message is {value!r}; it must be a whole number")
@@ -125,56 +121,6 @@ def _number(record: ConfigRecord, key: str, kind: type[Any]) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"'{key}' of the reply is {value!r}; it must be a number")
     return kind(value)
-
-
-def send_and_collect(grid: Grid, messages: Sequence[Message], deadline_s: float) -> dict[int, Message]:
-    """Send, and collect the replies that come in time, by the node that was written to.
-
-    A node that is killed while it sends leaves half a reply, and Flower's pull waits minutes for the other
-    half. So replies are fetched by threads that can be left behind when time is up.
-    """
-    until = time.monotonic() + deadline_s
-    if not messages:
-        return {}
-    nodes = [m.metadata.dst_node_id for m in messages]
-    pending = {i: node for i, node in zip(grid.push_messages(list(messages)), nodes, strict=True) if i}
-    numbers = list(pending)
-    arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    over = threading.Event()
-    workers = min(len(numbers), _MOST_WORKERS)
-    for first in range(workers):
-        own = set(numbers[first::workers])
-        pause = max(POLL_S, _EACH_S * len(numbers))
-        threading.Thread(target=_fetch, args=(grid, own, pause, arrived, over), daemon=True).start()
-    replies: dict[int, Message] = {}
-    while pending and (left := until - time.monotonic()) > 0:
-        try:
-            reply = arrived.get(timeout=left)
-        except queue.Empty:
-            break
-        node = pending.pop(reply.metadata.reply_to_message_id, None)
-        if node is not None:
-            replies[node] = reply
-    over.set()
-    return replies
-
-
-def _fetch(
-    grid: Grid, numbers: set[str], pause_s: float, arrived: queue.SimpleQueue[Message], over: threading.Event
-) -> None:
-    """Look for these replies until all are there or the phase is over.
-
-    One by one: a pull of several that gets stuck on one would keep those it had already taken.
-    """
-    while numbers:
-        for number in sorted(numbers):
-            if over.is_set():
-                return
-            with contextlib.suppress(Exception):  # the network may fail for a moment; the deadline decides
-                for reply in grid.pull_messages([number]):
-                    numbers.discard(number)
-                    arrived.put(reply)
-        over.wait(pause_s)
 
 
 def failure(reply: Message) -> str | None:
@@ -210,8 +156,8 @@ def check_answer(answer: Answer, round: int, most: Floats) -> None:
         raise RefusedError(f"its scale is {answer.scale:g}, above its limit of {most[answer.client]:g}")
 
 
-def read_update(content: RecordDict, answer: Answer, shapes: Shapes, sent: Vector, max_norm: float) -> Update:
-    """The update in a reply, or RefusedError. max_norm: its largest length; 0: any finite one."""
+def read_update(content: RecordDict, shapes: Shapes, sent: Vector, max_norm: float) -> tuple[Vector, float]:
+    """(the update in a reply, its mean loss), or RefusedError. max_norm: its largest length; 0: any finite one."""
     arrays = content.get(ARRAYS)
     if not isinstance(arrays, ArrayRecord):
         raise RefusedError("the reply holds no model")
@@ -227,7 +173,7 @@ def read_update(content: RecordDict, answer: Answer, shapes: Shapes, sent: Vecto
         raise RefusedError("its update is not finite")
     if max_norm and length > max_norm:
         raise RefusedError(f"its update has length {length:.3g}, above the bound of {max_norm:g} (max_norm)")
-    return Update(answer.client, answer.scale, delta, _loss(content))
+    return delta, _loss(content)
 
 
 def _values(name: str, array: Array, shape: tuple[int, ...]) -> Vector:

@@ -9,28 +9,56 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from everfed.arrays import Floats, Ints, part_of
+from everfed.energy.battery import Books
 from everfed.energy.work import MOMENTS
 from everfed.run.flight import Flight
 from everfed.run.history import Arrived, RoundRecord
 from everfed.run.loop import Run
 from everfed.run.rounds import Training
-from everfed.scheduling.timeline import Round, Timeline, Works, by_moment
+from everfed.scheduling.timeline import Timeline, Works, by_moment
 from everfed.server.aggregate import Outcome
 from everfed.server.arrivals import Arrivals, Intake
 
 
+class Traffic(Protocol):
+    """Where the work of an asynchronous run comes from: clients of this machine, of a network, or of a log."""
+
+    flight: Flight
+    scales: Floats  # what the policy multiplies each client's updates by
+
+    def moments(self, number: int) -> Iterator[tuple[Works, Works, Works]]:
+        """What arrives, what begins, and what does both in no time, moment by moment of a round, as `by_moment`."""
+        ...
+
+    def energy(self) -> Books:
+        """Up to and including the round."""
+        ...
+
+    def training(self) -> Training: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
 class Airborne:
-    """Where an asynchronous run's results come from: a timeline of clients, and their work in flight."""
+    """A timeline of clients, and their work in flight."""
 
     def __init__(self, timeline: Timeline, flight: Flight) -> None:
-        self.timeline, self.flight = timeline, flight
+        self.timeline, self.flight, self.scales = timeline, flight, timeline.scales
+
+    def moments(self, number: int) -> Iterator[tuple[Works, Works, Works]]:
+        return by_moment(self.timeline.round(number))
+
+    def energy(self) -> Books:
+        return self.timeline.battery.books()
 
     def training(self) -> Training:
         trainer = self.flight.trainer
@@ -54,16 +82,15 @@ class Airborne:
 class AsynchronousRun(Run):
     """A run without rounds: iterate over it for one RoundRecord per round of time."""
 
-    source: Airborne  # type: ignore[assignment]
+    source: Traffic  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[RoundRecord]:
         every = self.experiment.evaluation_interval
         while not self.ended:
             number, began = self.done, time.perf_counter()
             before = self.server.params
-            happened = self.source.timeline.round(number)
             log = Log(self.setup.data.shares())
-            for arrived, begun, at_once in by_moment(happened):
+            for arrived, begun, at_once in self.source.moments(number):
                 self._add(arrived, number, log)
                 self._begin(begun)
                 self._add(at_once, number, log)
@@ -73,8 +100,9 @@ class AsynchronousRun(Run):
             validation = self.watch.look(self.server.params, self.done) if due and self.watch else None
             moved = float((self.server.params - before).norm()) if self.server.params is not before else 0.0
             yield log.record(
-                number, happened, moved, metrics, time.perf_counter() - began, validation, self._intake.weigher.version
-            )
+                number, self.source.energy(), moved, metrics, time.perf_counter() - began, validation,
+                self._intake.weigher.version,
+            )  # fmt: skip
 
     @property
     def _intake(self) -> Intake:
@@ -102,7 +130,7 @@ class AsynchronousRun(Run):
                 continue
             who = works.clients[part]
             arrivals = Arrivals(
-                who, int(works.until[0]), found.steps[part], found.versions[part], self.source.timeline.scales[who]
+                who, int(works.until[0]), found.steps[part], found.versions[part], self.source.scales[who]
             )
             rows = torch.from_numpy(part).to(found.deltas.device)
             coefficients, stale = intake.add(arrivals, found.deltas[rows], found.begun[rows], server.params)
@@ -136,7 +164,7 @@ class Log:
         self.columns.append((times, stale, arrivals.steps))
 
     def record(
-        self, number: int, happened: Round, moved: float, metrics: Any, seconds: float, validation: Any, version: int
+        self, number: int, energy: Books, moved: float, metrics: Any, seconds: float, validation: Any, version: int
     ) -> RoundRecord:
         clients: Ints = _joined(self.clients, np.int64)
         coefficients: Floats = _joined(self.coefficients, np.float64)
@@ -147,7 +175,7 @@ class Log:
         shares = self.shares[clients]
         scales = np.divide(coefficients, shares, out=np.zeros(len(shares)), where=shares > 0.0)
         return RoundRecord(
-            number, clients, scales, float(coefficients.sum()), happened.energy, moved,
+            number, clients, scales, float(coefficients.sum()), energy, moved,
             float(losses.mean()) if len(losses) else None, metrics, seconds, tuple(self.dropped), validation,
             Arrived(times, stale, steps, version),
         )  # fmt: skip

@@ -80,11 +80,7 @@ class Flight:
         if any(self.pieces[client].delta is None for client in clients.tolist()):
             self._train(clients, params)
         begun = self.starts(clients)
-        landed = [self.pieces.pop(client) for client in clients.tolist()]
-        for piece in landed:
-            self.users[piece.version] -= 1
-            if not self.users[piece.version]:
-                del self.users[piece.version], self.models[piece.version]
+        landed = [self.drop(client) for client in clients.tolist()]
         return Results(
             np.array([piece.version for piece in landed]),
             np.array([piece.steps for piece in landed]),
@@ -93,6 +89,14 @@ class Flight:
             torch.stack([piece.loss for piece in landed if piece.loss is not None]),
             np.array([piece.finite for piece in landed], np.bool_),
         )
+
+    def drop(self, client: int) -> Piece:
+        """A client's work is in flight no longer."""
+        piece = self.pieces.pop(client)
+        self.users[piece.version] -= 1
+        if not self.users[piece.version]:
+            del self.users[piece.version], self.models[piece.version]
+        return piece
 
     def _train(self, needed: Ints, params: Tensor) -> None:
         """Train these, and with them what arrives next, as far as there is room."""

@@ -67,6 +67,7 @@ class Timeline:
         self.slots = slots_per_round(pace, work, local_steps)
         count = self.battery.level.size
         self.member = np.arange(count) % len(fleet)  # of the fleet
+        self.ids = self.member  # the numbers that random draws are keyed by
         self.seeds = np.broadcast_to(np.asarray(seed, np.uint64), clients.shape()).reshape(-1)
         self.scales = np.asarray(policy.init(clients)["scale"], np.float64)[self.member]
         # The least that a client begins with, in units.
@@ -157,7 +158,7 @@ class Timeline:
 
     def _around_one(self, purpose: random.Purpose, who: Ints, slots: Ints, spread: float) -> Floats:
         """Random factors of mean 1 and this deviation, as a round's cost has them."""
-        words = random.words(self.seeds[who], purpose, self.member[who], slots)
+        words = random.words(self.seeds[who], purpose, self.ids[who], slots)
         bell = words.astype(np.float64).sum(axis=0) / 2.0**32 - 2.0
         factors: Floats = np.maximum(1.0 + spread * math.sqrt(3.0) * bell, 0.0)
         return factors

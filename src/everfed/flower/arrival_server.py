@@ -1,0 +1,311 @@
+"""A server without rounds: it asks those who may have energy, hands each the model at once, and adds what arrives.
+
+Nodes cannot speak first on Flower, so a client is asked, and says when to ask it again. Nothing here waits for anybody:
+whoever answers is served, in the order of the answers. The server's clock counts rounds of `round_s` seconds each,
+while it is up and listens: it stands while the server is down, evaluates or saves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from everfed.energy.battery import Books
+from everfed.energy.work import MOMENTS
+from everfed.errors import InputError
+from everfed.flower import wire
+from everfed.flower.admission import Terms
+from everfed.flower.calls import NONE, Call, Offer
+from everfed.flower.identity import Roster
+from everfed.flower.ledger import Entry, Ledger
+from everfed.flower.mailbox import POLL_S, Mailbox
+from everfed.flower.received import Received
+from everfed.flower.round_server import RoundLimits, total_books
+from everfed.flower.wire import QUERY, TRAIN, RefusedError
+from everfed.run.flight import Flight
+from everfed.run.replay import LOG, NOTHING, LoggedWork, policy_scales, read_log
+from everfed.run.rounds import Training
+from everfed.run.setup import Setup
+from everfed.scheduling.timeline import Works
+from everfed.store.files import write_atomically
+
+log = logging.getLogger("flwr.everfed")
+
+_LOOK_S = 2.0  # between two looks for nodes that have connected
+_POLL = 0.05  # of a round, between two looks for one reply, if that is less than is usual
+_SPARE = 16  # moments at the end of a round, for what arrives as it ends
+
+Event = tuple[Works, Works, Works]
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A message on its way."""
+
+    node: int
+    kind: str
+    round: int
+    sent: float
+    offer: Offer | None = None  # of the work that a model was sent for
+    began: int = 0  # the moment
+
+
+class ArrivalServer:
+    """The traffic of one run over a network, for `AsynchronousRun`."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        flight: Flight,
+        grid: Grid,
+        *,
+        limits: RoundLimits | None = None,
+        roster: Roster | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.setup, self.flight, self.limits = setup, flight, limits or RoundLimits()
+        check_limits(self.limits)
+        self.received = Received()
+        flight.trainer = self.received
+        self.grid, self.roster = grid, roster or Roster()
+        self.mail = Mailbox(grid, min(POLL_S, self.limits.round_s * _POLL))
+        self.shapes = setup.layout.shapes_by_name()
+        self.ledger, self.folder = Ledger(setup.data.shares(), folder), folder
+        self.scales, self.terms = policy_scales(setup), Terms(setup, self.roster, self.limits.scale_slack)
+        self.run = secrets.randbits(62)
+        self.counted, self.kept = (np.full(len(setup.fleet), NONE) for _ in range(2))  # slots, as in `Call`
+        self.reports: dict[int, Books] = {}
+        self.errands: dict[str, Errand] = {}  # by the message's number
+        self.next_call: dict[int, int] = {}  # by node: the round in which to ask it
+        self.nodes: list[int] = []
+        self.looked = self.opened = 0.0
+        self.number = self.moment = -1
+        self.entry = Entry(-1)
+        self.journal: TextIO | None = None
+
+    # What the run asks for
+
+    def moments(self, number: int) -> Iterator[Event]:
+        self._open(number)
+        until = self.opened + self.limits.round_s
+        while True:
+            self._call()
+            left = until - time.monotonic()
+            reply = self.mail.get(min(max(left, 0.0), _LOOK_S))
+            if reply is not None:
+                yield from self._hear(self.errands.pop(reply.metadata.reply_to_message_id), reply)
+            self._expire()
+            if left <= 0.0:
+                break
+        self._close()
+
+    def energy(self) -> Books:
+        return total_books(self.reports)
+
+    def training(self) -> Training:
+        clients = len(self.setup.fleet)
+        return Training("Flower", clients, ["the whole model: by the clients, over the network"], None)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Without what is in flight: a restarted server asks for it again."""
+        kept = {"counted": self.counted, "units": self.terms.units, "own": self.ledger.own, "run": np.array(self.run)}
+        return {f"protocol.{name}": torch.from_numpy(value.copy()) for name, value in kept.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.counted, self.terms.units, self.ledger.own = (
+            state[f"protocol.{name}"].cpu().numpy().copy() for name in ("counted", "units", "own")
+        )
+        self.run = int(state["protocol.run"])
+
+    # The clock and the books
+
+    def _open(self, number: int) -> None:
+        first, self.number, self.entry = self.number < 0, number, Entry(number)
+        self.kept = self.counted.copy()  # every finished round is on the disk before the next one begins
+        if first:
+            self._rewind()
+            until = time.monotonic() + self.limits.wait_s
+            while len(self._look()) < len(self.setup.fleet) and time.monotonic() < until:
+                time.sleep(0.5)
+            log.info("%d of %d clients are connected", len(self.nodes), len(self.setup.fleet))
+        self.moment = max(self.moment, number * MOMENTS - 1)
+        self.opened = time.monotonic()
+
+    def _rewind(self) -> None:
+        """Forget what a killed server wrote after its checkpoint."""
+        self.ledger.rewind(self.number)
+        if self.folder:
+            kept = [work for work in read_log(self.folder) if work.arrived < self.number * MOMENTS]
+            write_atomically(self.folder / LOG, "".join(work.line() for work in kept))
+            self.journal = open(self.folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - as long as the run
+
+    def _close(self) -> None:
+        self.entry.reachable = len(self.nodes)
+        for fate, clients in (("refused", self.entry.refused), ("lost", self.entry.lost)):
+            for client, why in clients.items():
+                log.warning("round %d: the work of client %d is %s: %s", self.number, client, fate, why)
+        self.ledger.add(self.entry)
+        if self.journal:
+            self.journal.flush()
+            os.fsync(self.journal.fileno())
+        if self.number + 1 == self.setup.experiment.rounds:
+            self.mail.close()
+
+    def _now(self) -> int:
+        """The moment; no two things happen at the same."""
+        passed = (time.monotonic() - self.opened) / self.limits.round_s
+        within = min(int(passed * MOMENTS), MOMENTS - _SPARE)
+        self.moment = max(self.number * MOMENTS + within, self.moment + 1)
+        return self.moment
+
+    def _look(self) -> list[int]:
+        self.nodes, self.looked = self.roster.reachable(self.grid), time.monotonic()
+        return self.nodes
+
+    # Messages out
+
+    def _call(self) -> None:
+        """Ask every node that is free and may have energy."""
+        if time.monotonic() - self.looked >= _LOOK_S or self.looked < self.opened:
+            self._look()
+        busy = {errand.node for errand in self.errands.values()}
+        free = [n for n in self.nodes if n not in busy and self.next_call.get(n, 0) <= self.number]
+        self._send([Errand(node, QUERY, self.number, time.monotonic()) for node in free], {})
+
+    def _hand(self, node: int, offer: Offer, began: int) -> None:
+        """Send the model to a client that has begun."""
+        model = self.flight.starts(np.array([offer.client]))[0].cpu().numpy()
+        settings = ConfigRecord({"server-round": self.number + 1})
+        records = {wire.ARRAYS: wire.as_record(model, self.shapes), wire.CONFIG: settings}
+        self.entry.models_sent += 1
+        self.entry.bytes_sent += model.nbytes
+        self._send([Errand(node, TRAIN, self.number, time.monotonic(), offer, began)], records)
+
+    def _send(self, errands: list[Errand], records: Mapping[str, Any]) -> None:
+        messages = [self._message(errand, records) for errand in errands]
+        for errand, number in zip(errands, self.mail.send(messages), strict=True):
+            if number is None:
+                self._end(errand, "the grid did not take the message")
+            else:
+                self.errands[number] = errand
+
+    def _message(self, errand: Errand, records: Mapping[str, Any]) -> Message:
+        client = errand.offer.client if errand.offer else self.roster.nodes.get(errand.node)
+        told = range(len(self.counted)) if client is None else [client]
+        call = Call(
+            self.run, errand.round, {c: int(self.counted[c]) for c in told}, {c: int(self.kept[c]) for c in told}
+        )
+        content = RecordDict({wire.RECORD: call.to_record(), **records})
+        return Message(content, errand.node, errand.kind, ttl=self._deadline(errand), group_id=str(errand.round))
+
+    def _deadline(self, errand: Errand) -> float:
+        """Seconds. What a node does once, such as loading its data, it may do when it is first asked."""
+        limits = self.limits
+        if errand.kind == TRAIN:
+            return limits.train_s
+        return limits.query_s if errand.node in self.next_call else max(limits.query_s, limits.wait_s)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for number, errand in list(self.errands.items()):
+            if now - errand.sent > self._deadline(errand):
+                self.mail.forget(number)
+                self._end(self.errands.pop(number), "no reply in time")
+
+    def _end(self, errand: Errand, why: str, fate: dict[int, str] | None = None) -> None:
+        """A message without a reply that counts: its node is asked again in the next round. fate: default: lost."""
+        self.next_call[errand.node] = self.number + 1
+        if errand.offer is None:
+            self.entry.silent += 1
+        else:
+            self.entry.planned.append(errand.offer.client)
+            (self.entry.lost if fate is None else fate)[errand.offer.client] = why
+            self.flight.drop(errand.offer.client)
+
+    # Messages in
+
+    def _hear(self, errand: Errand, reply: Message) -> Iterator[Event]:
+        took = time.monotonic() - errand.sent
+        if why := wire.failure(reply):
+            self._end(errand, why)
+            return
+        try:
+            offer = self.terms.checked(reply, errand.node, errand.round, errand.offer, self.counted)
+        except ValueError as error:
+            known = self.roster.nodes.get(errand.node)
+            name = f"node {errand.node}" if known is None else f"client {known}"
+            self.entry.turned_away[str(errand.node)] = f"{name}: {error}"
+            log.warning("round %d: the answer of %s is ignored: %s", self.number, name, error)
+            self._end(errand, str(error), self.entry.refused)
+            return
+        self.reports[offer.client] = offer.energy
+        self.ledger.hear(offer.client, offer.planned)
+        if errand.offer is None:
+            self.entry.query_s = max(self.entry.query_s, took)
+            self.next_call[errand.node] = max(offer.again, self.number + 1)
+            if offer.join:
+                yield from self._begin(errand.node, offer)
+        elif not offer.join:
+            self._end(errand, "it no longer had the energy when it was told to train")
+        else:
+            self.entry.train_s = max(self.entry.train_s, took)
+            self.next_call[errand.node] = offer.again
+            yield from self._arrive(errand, errand.offer, reply)
+
+    def _begin(self, node: int, offer: Offer) -> Iterator[Event]:
+        for number, errand in list(self.errands.items()):
+            if errand.offer and errand.offer.client == offer.client:  # of the same client, before its node restarted
+                self.mail.forget(number)
+                self._end(self.errands.pop(number), "its node was started again")
+        began = self._now()
+        work = LoggedWork(offer.client, offer.slot, offer.steps, 0, began, began)
+        yield NOTHING, work.works(), NOTHING  # the run notes the version and its model
+        self._hand(node, offer, began)
+
+    def _arrive(self, errand: Errand, offer: Offer, reply: Message) -> Iterator[Event]:
+        """Count a work, or refuse it: once, whatever becomes of it."""
+        client = offer.client
+        sent = self.flight.starts(np.array([client]))[0].cpu().numpy()
+        self.counted[client] = offer.slot
+        self.terms.charge(offer)
+        self.entry.planned.append(client)
+        piece = self.flight.pieces[client]
+        work = LoggedWork(client, offer.slot, offer.steps, piece.version, errand.began, self._now())
+        try:
+            delta, loss = wire.read_update(reply.content, self.shapes, sent, self.limits.max_norm)
+        except RefusedError as error:
+            self.entry.refused[client] = str(error)
+            self.flight.drop(client)
+            self._note(LoggedWork(**{**vars(work), "added": False}))
+            return
+        self.entry.done.append(client)
+        self._note(work)
+        device = self.setup.device
+        self.received.results[client] = torch.from_numpy(delta).to(device), torch.tensor(loss, device=device)
+        yield work.works(), NOTHING, NOTHING
+
+    def _note(self, work: LoggedWork) -> None:
+        if self.journal:
+            self.journal.write(work.line())
+
+
+def check_limits(limits: RoundLimits) -> None:
+    if limits.round_s <= 0.0:
+        raise InputError(
+            f"round_s is {limits.round_s:g}, but without rounds the time between two updates of a client counts: give "
+            "the length of a round of time in seconds (round-s in the run's configuration)."
+        )
+    if not limits.two_phase:
+        raise InputError("two_phase is false, but without rounds clients are asked first; leave it at true.")

@@ -1,0 +1,122 @@
+"""Messages to nodes, and the replies to them, without waiting for any of them in particular.
+
+Flower's grid pushes messages and is asked for each reply; nodes never speak first. A node that is killed while it
+sends leaves half a reply, and a pull then waits minutes for the other half. So replies are fetched by threads that can
+be left behind.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Self
+
+from flwr.app import Message
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+POLL_S = 1.0  # between two looks for one reply, unless time is short
+_EACH_S = 0.02  # and at least this much for every reply that is awaited: looking is work for the server too
+_WORKERS = 16
+_STUCK_S = 10.0  # a pull that takes longer has its thread replaced
+
+
+class Mailbox:
+    """What was sent, and what has come back."""
+
+    def __init__(self, grid: Grid, poll_s: float = POLL_S) -> None:
+        """poll_s: between two looks for one reply."""
+        self.grid, self.poll_s = grid, poll_s
+        self.waiting: dict[str, int] = {}  # messages without a reply yet, and the node each was sent to
+        self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._turns: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()  # when to look for which reply
+        self._pulls: dict[int, float] = {}  # by thread: when the pull that it is in began
+        self._threads = 0
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Look for replies no longer."""
+        self._over.set()
+
+    def send(self, messages: Sequence[Message]) -> list[str | None]:
+        """The messages' numbers; None for one that the grid did not take."""
+        if not messages:
+            return []
+        nodes = [message.metadata.dst_node_id for message in messages]
+        pushed: Iterable[str | None] = self.grid.push_messages(list(messages))
+        numbers = [number or None for number in pushed] or [None] * len(nodes)
+        for number, node in zip(numbers, nodes, strict=True):
+            if number:
+                self.waiting[number] = node
+                self._turns.put((0.0, number))
+        self._staff()
+        return numbers
+
+    def get(self, timeout_s: float) -> Message | None:
+        """The next reply to a message that is waited for; None if none came in time."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._staff()
+            left = max(until - time.monotonic(), 0.0)
+            try:
+                reply = self._arrived.get(timeout=min(left, _STUCK_S)) if left else self._arrived.get_nowait()
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    return None
+                continue
+            if self.waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
+                return reply
+
+    def forget(self, number: str) -> None:
+        """Wait for this reply no longer."""
+        self.waiting.pop(number, None)
+
+    def _staff(self) -> None:
+        """As many threads as there are replies to look for, up to a limit, besides those that are stuck."""
+        now = time.monotonic()
+        stuck = sum(now - began > _STUCK_S for began in list(self._pulls.values()))
+        while self._threads - stuck < min(len(self.waiting), _WORKERS):
+            threading.Thread(target=self._look, args=(self._threads,), daemon=True).start()
+            self._threads += 1
+
+    def _look(self, thread: int) -> None:
+        while not self._over.is_set():
+            try:
+                due, number = self._turns.get(timeout=self.poll_s)
+            except queue.Empty:
+                continue
+            if self._over.wait(max(due - time.monotonic(), 0.0)):
+                return
+            if number not in self.waiting:
+                continue
+            self._pulls[thread] = time.monotonic()
+            try:  # one by one: a pull of several that gets stuck on one would keep those it had already taken
+                replies = list(self.grid.pull_messages([number]))
+            except Exception:  # the network may fail for a moment; deadlines decide
+                replies = []
+            del self._pulls[thread]
+            for reply in replies:
+                self._arrived.put(reply)
+            if not replies:
+                pause = max(self.poll_s, _EACH_S * len(self.waiting))
+                self._turns.put((time.monotonic() + pause, number))
+
+
+def send_and_collect(grid: Grid, messages: Sequence[Message], deadline_s: float) -> dict[int, Message]:
+    """Send, and collect the replies that come in time, by the node that was written to."""
+    until = time.monotonic() + deadline_s
+    replies: dict[int, Message] = {}
+    with Mailbox(grid) as mail:
+        nodes = {number: m.metadata.dst_node_id for number, m in zip(mail.send(messages), messages, strict=True)}
+        while mail.waiting and (reply := mail.get(until - time.monotonic())):
+            replies[nodes[reply.metadata.reply_to_message_id]] = reply
+    return replies

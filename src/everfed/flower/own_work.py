@@ -1,0 +1,212 @@
+"""A client without rounds: what it can work with the energy that it has, decided alone whenever the server asks.
+
+Work is paid for when it is offered, and remembered until the server has it on its disk. Asked again, after a lost
+message or by a server that was restarted, the client offers the same work, which it does not pay for twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from copy import deepcopy
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from everfed.energy.battery import TOLERANCE, Books
+from everfed.energy.fleet import Fleet
+from everfed.energy.work import MOMENTS, Pace, Work, slots_per_round
+from everfed.errors import InputError
+from everfed.flower.calls import NONE, Call, Offer
+from everfed.flower.energy import Measured, MeterError
+from everfed.flower.node_state import Arrays, Memory
+from everfed.scheduling.policies import Energy, Policy
+from everfed.scheduling.timeline import Timeline
+
+if TYPE_CHECKING:
+    from everfed.run.experiment import Experiment
+
+log = logging.getLogger("flwr.everfed")
+
+_KEPT = "work"
+
+
+class Means(Protocol):
+    """What a client can pay work with."""
+
+    def advance(self, rounds: range) -> None:
+        """Take in the energy of these rounds."""
+        ...
+
+    def pays(self) -> bool:
+        """Whether work can begin now."""
+        ...
+
+    def take(self, round: int, slot: int) -> int:
+        """Begin work, and pay for it: the local steps; 0 if the energy ran out in the middle."""
+        ...
+
+    def holds(self, steps: int) -> bool:
+        """Whether work that was begun earlier can be done."""
+        ...
+
+    def next(self, round: int) -> int:
+        """The first round after this one in which work could begin."""
+        ...
+
+    def books(self) -> Books: ...
+
+    def state_dict(self) -> Arrays: ...
+
+    def load_state_dict(self, state: Arrays) -> None: ...
+
+
+def offer(means: Means, slots: int, client: int, call: Call, memory: Memory) -> Offer:
+    """The work that this client can do now. slots: the most works within a round."""
+    kept = memory.load(_KEPT)
+    if kept is None or int(kept["run"]) != call.run:
+        for name in memory.names("trainer"):  # of another run
+            memory.drop(name)
+        kept = {"works": np.zeros((0, 2), np.int64), "numbers": np.array([-1, NONE, 0])}
+    else:
+        means.load_state_dict({name.removeprefix("means."): v for name, v in kept.items() if name.startswith("means.")})
+    seen, last, begun = kept["numbers"].tolist()
+    works = [(s, n) for s, n in kept["works"].tolist() if s > call.kept.get(client, NONE)]
+    means.advance(range(seen + 1, call.round + 1))
+    seen = max(seen, call.round)
+    again = next(((slot, steps) for slot, steps in works if slot > call.counted.get(client, NONE)), None)
+    slot, steps = again or (max(last + 1, call.round * slots), 0)
+    if slot >= (call.round + 1) * slots:
+        steps = 0  # a server that was restarted is in an earlier round again, or this one has no slot left
+    elif again:
+        steps = steps if means.holds(steps) else 0
+    elif means.pays():
+        steps, last = means.take(call.round, slot), slot
+        if steps:
+            works.append((slot, steps))
+            begun += 1
+    if again and not steps:
+        later = max(slot // slots, call.round + 1)
+    elif means.pays():
+        later = call.round + (slot + 1 >= (call.round + 1) * slots)  # another slot of this round, if there is one
+    else:
+        later = means.next(seen)
+    memory.save(_KEPT, {
+        "run": np.array(call.run), "works": np.array(works, np.int64).reshape(-1, 2),
+        "numbers": np.array([seen, last, begun]), **{f"means.{name}": v for name, v in means.state_dict().items()},
+    })  # fmt: skip
+    before = begun - sum(s >= slot for s, _ in works)
+    return Offer(client, call.round, steps > 0, slot if steps else NONE, steps, later, before, means.books())
+
+
+class Simulated(Timeline):
+    """The battery and the arrivals of one client, as the timeline of the whole fleet has them. How long work takes is
+    for the device to say."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy: Policy,
+        seed: int,
+        pace: Pace,
+        work: Work,
+        local_steps: int,
+        client: int,
+        rounds: int,
+    ) -> None:
+        """rounds: of the run; energy of later ones is none."""
+        if not 0 <= client < len(fleet):
+            raise InputError(f"this node is client {client}, but the fleet has clients 0 to {len(fleet) - 1}.")
+        alone = np.array([client])
+        own = Pace(pace.train[alone], pace.air[alone], pace.radio[alone])
+        super().__init__(fleet.part(alone), policy, seed, own, work, local_steps)
+        self.ids, self.rounds = alone, rounds
+
+    def advance(self, rounds: range) -> None:
+        for number in rounds:
+            self.battery.charge(self.fleet.harvest(number, self.seed))
+
+    def pays(self) -> bool:
+        return bool(self._pays(np.array([0]))[0])
+
+    def take(self, round: int, slot: int) -> int:
+        self._begin(np.array([0]), np.array([round * MOMENTS]), np.array([slot]))
+        return 0 if self.fails[0] else int(self.steps[0])
+
+    def holds(self, steps: int) -> bool:
+        return True  # it has been paid for
+
+    def next(self, round: int) -> int:
+        battery, now = deepcopy(self.battery), round + 1
+        self.advance(range(now, now + 1))
+        while not self.pays() and now < self.rounds:
+            now += 1
+            self.advance(range(now, now + 1))
+        self.battery = battery
+        return now
+
+    def books(self) -> Books:
+        return self.battery.books()
+
+    def state_dict(self) -> Arrays:
+        return self.battery.state_dict()
+
+    def load_state_dict(self, state: Arrays) -> None:
+        self.battery.load_state_dict(state)
+
+
+class Metered:
+    """Energy that is really there, read off a meter when the server asks."""
+
+    def __init__(self, energy: Measured, local_steps: int, affordable: bool, unlimited: bool) -> None:
+        """affordable: begin with as many steps as are paid for. unlimited: whatever the meter says."""
+        self.local_steps, self.affordable, self.unlimited, self.spent = local_steps, affordable, unlimited, 0.0
+        try:
+            self.level = max(energy.meter.rounds(), 0.0)
+        except MeterError as error:
+            log.warning("this client cannot read its energy and does not work: %s", error)
+            self.level = 0.0
+
+    def advance(self, rounds: range) -> None:
+        """The meter tells."""
+
+    def pays(self) -> bool:
+        return self.holds(1 if self.affordable else self.local_steps)
+
+    def take(self, round: int, slot: int) -> int:
+        paid = int(self.level * self.local_steps * (1.0 + TOLERANCE) + TOLERANCE)
+        steps = self.local_steps if self.unlimited else min(paid, self.local_steps)
+        self.spent += steps / self.local_steps
+        return steps
+
+    def holds(self, steps: int) -> bool:
+        return self.unlimited or self.level >= steps / self.local_steps * (1.0 - TOLERANCE)
+
+    def next(self, round: int) -> int:
+        return round + 1
+
+    def books(self) -> Books:
+        return Books(harvested=self.spent + self.level, spent=self.spent, stored=self.level)
+
+    def state_dict(self) -> Arrays:
+        return {"spent": np.array(self.spent)}
+
+    def load_state_dict(self, state: Arrays) -> None:
+        self.spent = float(state["spent"])
+
+
+def terms(experiment: Experiment) -> Arrays:
+    """What a client with a meter must know of an experiment, kept so that it need not be read every time."""
+    if not experiment.asynchronous:
+        raise InputError("the server has no rounds, and this client's experiment has; give both the same experiment.")
+    slots = slots_per_round(experiment.make_pace(experiment.make_fleet()), experiment.work, experiment.local_steps)
+    unlimited = experiment.policy.energy is Energy.UNLIMITED
+    affordable = experiment.work.local_steps == "affordable"
+    return {"numbers": np.array([experiment.local_steps, affordable, unlimited, slots], np.int64)}
+
+
+def simulated(experiment: Experiment, client: int) -> Simulated:
+    """The client's part of the experiment's own fleet."""
+    e, fleet = experiment, experiment.make_fleet()
+    return Simulated(
+        fleet, e.policy, e.seeds.schedule, e.make_pace(fleet), e.work, e.local_steps, client, e.rounds
+    )  # fmt: skip
