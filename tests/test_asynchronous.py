@@ -218,6 +218,21 @@ def test_a_run_goes_on_where_it_was_saved(method, split):
         assert {**a.to_dict(), "seconds": 0} == {**b.to_dict(), "seconds": 0}
 
 
+@pytest.mark.parametrize("client", [ef.SGD(0.1, schedule=ef.Cosine()), ef.Adam(0.01)], ids=["sgd", "adam"])
+def test_kernels_train_work_from_different_versions(client):
+    """Each row from its own model, with its own slot's draws, dropout and rate."""
+    pytest.importorskip("triton")
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, 10)
+    )
+    e = digits("renewal", work=Work(duration=0.6, spread=0.2), model=module, client=client)
+    e = replace(e, rounds=4, fleet=CycleFleet(clients=5, cycles=(1, 2)), local_steps=2, batch_size=4)
+    plain, records = trained(replace(e, trainer="one-by-one"))
+    assert max(int(r.arrived.staleness.max(initial=0)) for r in records) > 0
+    fast, _ = trained(replace(e, trainer="kernels", check_trainer=False))
+    assert_close(fast, plain, 1e-4)
+
+
 def test_versions_are_kept_only_while_somebody_needs_them():
     run = ef.start(digits("renewal", work=Work(duration=0.9, spread=0.2)))
     for record in run:

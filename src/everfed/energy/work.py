@@ -32,6 +32,11 @@ class Work(Checked):
     local_steps: Annotated[str, ("all", "affordable")] = "all"
     partial: Annotated[str, ("lose", "send")] = "lose"
 
+    @property
+    def fewer_steps(self) -> bool:
+        """Whether some work may have fewer than all local steps."""
+        return self.local_steps == "affordable" or self.partial == "send"
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -85,7 +90,7 @@ def check_pace(pace: Pace, cycles: Floats | None) -> None:
 
 def slots_per_round(pace: Pace, work: Work, local_steps: int) -> int:
     """The most works that one client may begin within a round; each has its own random numbers."""
-    shortest = pace.shortest(local_steps if work.local_steps == "affordable" or work.partial == "send" else 1)
+    shortest = pace.shortest(local_steps if work.fewer_steps else 1)
     return min(_MOST_SLOTS, max(1, math.ceil((1.0 - 1e-9) / shortest)) * (2 if work.spread else 1))
 
 

@@ -26,7 +26,7 @@ class Step:
     masters: Tensor  # the same in float32
     stride: int  # from one client's parameters to the next; 0: all are at the server's
     who: Tensor  # the clients' numbers
-    first: Tensor  # the round's first iteration, on the device
+    first: Tensor  # each client's first iteration, on the device
     seed: int
 
 

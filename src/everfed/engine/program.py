@@ -50,25 +50,31 @@ class Program:
         self.losses = zeros(room)
         # What a round is given: set before it starts, so that a recorded graph can be replayed.
         self.params = zeros(task.layout.size)
-        self.given = zeros(1 + 2 * room + task.local_steps * room, dtype=torch.int64)
-        self.first, self.who, self.state_rows = self.given[0], self.given[1 : 1 + room], self.given[1 + room :]
+        self.starts = zeros(room if task.starts else 0, task.layout.size)  # of clients with models of their own
+        self.given = zeros((3 + task.local_steps) * room, dtype=torch.int64)
+        self.first, self.who, self.state_rows = self.given[: 3 * room].view(3, room)
         # Two floats fill the place of one integer: learning rate and bias correction of a client's step.
-        self.rates = self.given[1 + 2 * room :].view(torch.float32).view(task.local_steps, room, 2)
+        self.rates = self.given[3 * room :].view(torch.float32).view(task.local_steps, room, 2)
         self.state: list[Tensor] = []
         self.kept = True  # the state holds moments of earlier rounds
 
     def round(self, clients: int) -> None:
-        """All local steps of the first `clients` rows, from the server's parameters."""
-        self.server[self.from_kernel] = self.params  # padding stays zero
-        if self.server_low is not self.server:
-            self.server_low.copy_(self.server)
+        """All local steps of the first `clients` rows, from the server's parameters or from their own."""
+        if len(self.starts):
+            self.rows[:clients].index_copy_(1, self.from_kernel, self.starts[:clients])  # padding stays zero
+            if self.rows_low is not self.rows:
+                self.rows_low[:clients].copy_(self.rows[:clients])
+        else:
+            self.server[self.from_kernel] = self.params
+            if self.server_low is not self.server:
+                self.server_low.copy_(self.server)
         self.losses.zero_()
         self.bad.zero_()
         for number in range(self.task.local_steps):
             self._step(clients, number)
 
     def _step(self, clients: int, number: int) -> None:
-        start = number == 0
+        start = number == 0 and not len(self.starts)
         weights, masters = (self.server_low, self.server) if start else (self.rows_low, self.rows)
         step = Step(
             clients, number, weights.view(-1), masters, 0 if start else self.size,
@@ -105,7 +111,7 @@ class Program:
     def _inputs_by_torch(self, step: Step) -> None:
         """Augmentations of the user's own, and large images."""
         task, value = self.task, self.lowered.input
-        who, iteration = step.who[: step.clients], step.first + step.number
+        who, iteration = step.who[: step.clients], step.first[: step.clients] + step.number
         numbers = task.data.draw(who, iteration, 1, task.batch_size, task.seed)[:, 0]
         x, y = task.data.samples(numbers, who, iteration, task.seed)
         view = value.as_torch(value.data, value.at, step.clients)
@@ -180,4 +186,4 @@ def bytes_per_client(lowered: Lowered, task: Task) -> int:
     held = sum(v.bytes(task.batch_size, width) for v in values)
     held += sum(layer.bytes(task.batch_size) for layer in lowered.layers)
     moments = sum(t.numel() for t in task.optimizer.init(1, size, torch.device("cpu")).values())
-    return held + size * (4 + width) + 4 * moments + 8 * task.batch_size
+    return held + size * (4 + width + (4 if task.starts else 0)) + 4 * moments + 8 * task.batch_size

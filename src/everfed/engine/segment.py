@@ -61,7 +61,8 @@ class Segment:
         x = s.as_torch(s.data, s.at, step.clients).float().contiguous()
         x = (x.flatten(2) if s.flat else x).detach().requires_grad_(s.wanted)
         with torch.enable_grad(), autocast(self.precision):
-            y = vmap(self._run, in_dims=(0, 0, 0, None))(parts, x, step.who[: step.clients], step.first + step.number)
+            iteration = step.first[: step.clients] + step.number
+            y = vmap(self._run, in_dims=(0, 0, 0, 0))(parts, x, step.who[: step.clients], iteration)
         self.saved = (x, parts, y)
         r = self.result
         view = r.as_torch(r.data, r.at, step.clients)

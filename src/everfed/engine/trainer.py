@@ -15,8 +15,8 @@ from everfed.engine.launch import INTERPRETED, MisreadError, compiled_together
 from everfed.engine.lower import CannotLowerError, lower
 from everfed.engine.program import Program, bytes_per_client
 from everfed.errors import InputError, warn
-from everfed.learning.optim import SGD, Adam, State, rate
-from everfed.learning.task import Check, Task, Trained, as_weights, budget
+from everfed.learning.optim import SGD, Adam, State
+from everfed.learning.task import Check, PlainTrained, Task, Trained, as_weights, budget
 
 # More clients at once gain nothing on any GPU of today, and cost memory.
 _MOST_AT_ONCE = 128
@@ -76,29 +76,32 @@ class Kernels:
         return self.lowered.notes
 
     def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
-        assert isinstance(round, int), "asynchronous clients are not given to the kernels"
-        assert steps is None
+        assert steps is None or (steps == self.task.local_steps).all(), "clients do all steps here"
         chunks = -(-len(clients) // self.program.room)
         for part in range(chunks):  # as even as possible
             some = slice(part * len(clients) // chunks, (part + 1) * len(clients) // chunks)
-            yield self._train_chunk(params, clients[some], round)
+            yield self._train_chunk(params, clients[some], round if isinstance(round, int) else round[some])
 
-    def _train_chunk(self, params: Tensor, clients: Ints, round: int) -> Trained:
+    def _train_chunk(self, params: Tensor, clients: Ints, round: int | Ints) -> Trained:
         program, task = self.program, self.task
         count = bucket(len(clients), program.room)
-        first = round * task.local_steps
         rows, moved = self.moments.rows(clients, count)
         if moved:  # the table grew: recorded graphs point at the old one
             self.graphs.clear()
-        self.given[0] = first
+        first, who, state_rows = self.given[: 3 * program.room].reshape(3, program.room)
         # Rows beyond the participants repeat the first one and are not read.
-        self.given[1 : 1 + count] = clients[0]
-        self.given[1 : 1 + len(clients)] = clients
-        self.given[1 + program.room : 1 + program.room + count] = rows
-        rates = self.given[1 + 2 * program.room :].view(np.float32).reshape(task.local_steps, program.room, 2)
-        self.moments.fill_rates(rates[:, : len(clients)], clients, first)
+        who[:count] = clients[0]
+        who[: len(clients)] = clients
+        first[: len(clients)] = np.multiply(round, task.local_steps)
+        state_rows[:count] = rows
+        rates = self.given[3 * program.room :].view(np.float32).reshape(task.local_steps, program.room, 2)
+        self.moments.fill_rates(rates[:, : len(clients)], clients, round)
         program.given.copy_(torch.from_numpy(self.given))
-        program.params.copy_(params)
+        start = task.start(params, clients) if task.starts else None
+        if start is None:
+            program.params.copy_(params)
+        else:
+            program.starts[: len(clients)] = start
         try:
             self._run(count)
         except torch.cuda.OutOfMemoryError as error:
@@ -108,7 +111,10 @@ class Kernels:
                 f"{budget(task) / 2**30:.1f} GiB, or use trainer='batched'."
             ) from error
         self.moments.count(clients)
-        return KernelTrained(clients, program)
+        if start is None:
+            return KernelTrained(clients, program)
+        deltas = program.rows[: len(clients), program.from_kernel] - start
+        return PlainTrained(clients, deltas, program.losses[: len(clients)].clone())
 
     def _run(self, count: int) -> None:
         """The first round of a size runs as it is; the second is recorded, and from then on replayed."""
@@ -213,10 +219,11 @@ class MomentTable:
             new[:filled] = old[:filled]
         self.program.state, self.rows_there = grown, rows
 
-    def fill_rates(self, out: npt.NDArray[np.float32], clients: Ints, first: int) -> None:
+    def fill_rates(self, out: npt.NDArray[np.float32], clients: Ints, round: int | Ints) -> None:
         """[steps, clients, 2]: learning rates, with Adam's bias corrections, in double precision."""
         rule, steps = self.task.optimizer, self.task.local_steps
-        lr = np.array([rate(rule, first + s, self.task.iterations) for s in range(steps)])[:, None]
+        rounds = [round] if isinstance(round, int) else round.tolist()
+        lr = np.array([[self.task.rate(r, s) for r in rounds] for s in range(steps)])
         if not isinstance(rule, Adam):
             out[:, :, 0] = lr
             return

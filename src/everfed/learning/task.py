@@ -116,6 +116,7 @@ class Task:
     most_at_once: int | None = None  # clients that buffers are made for at most; None: as memory allows
     starts: Starts | None = None  # None: all participants start from the server's parameters
     slots: int = 1  # how often a client may begin within a round; its works are then numbered through
+    fewer_steps: bool = False  # whether clients may do fewer than all local steps
 
     @property
     def iterations(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everfed.arrays import Floats, Ints, part_of
+from everfed.arrays import Bools, Floats, Ints, part_of
 from everfed.energy.battery import Books
 from everfed.energy.work import MOMENTS
 from everfed.run.flight import Flight
@@ -23,7 +23,6 @@ from everfed.run.history import Arrived, RoundRecord
 from everfed.run.loop import Run
 from everfed.run.rounds import Training
 from everfed.scheduling.timeline import Timeline, Works, by_moment
-from everfed.server.aggregate import Outcome
 from everfed.server.arrivals import Arrivals, Intake
 
 
@@ -94,6 +93,9 @@ class AsynchronousRun(Run):
                 self._add(arrived, number, log)
                 self._begin(begun)
                 self._add(at_once, number, log)
+            if self.server.params is not before:
+                self._intake.round, self._intake.clients = number, log.who()
+                self.server.check()
             self.done = number + 1
             due = self.done % every == 0 or self.done == self.rounds
             metrics = self.evaluate(self.server.params) if due else None
@@ -132,14 +134,15 @@ class AsynchronousRun(Run):
             arrivals = Arrivals(
                 who, int(works.until[0]), found.steps[part], found.versions[part], self.source.scales[who]
             )
-            rows = torch.from_numpy(part).to(found.deltas.device)
-            coefficients, stale = intake.add(arrivals, found.deltas[rows], found.begun[rows], server.params)
+            deltas, begun = found.deltas, found.begun
+            if len(part) < len(deltas):
+                rows = torch.from_numpy(part).to(deltas.device)
+                deltas, begun = deltas[rows], begun[rows]
+            coefficients, stale = intake.add(arrivals, deltas, begun, server.params)
             log.add(arrivals, coefficients, stale)
-            intake.round, intake.clients = number, who
             update = intake.update(arrivals)
             if update is not None:
-                everybody = torch.ones(len(who), dtype=torch.bool, device=update.device)
-                server.step(Outcome(update, 0.0, found.losses[rows], everybody))
+                server.move(update)
 
 
 class Log:
@@ -150,12 +153,17 @@ class Log:
         self.clients: list[Ints] = []
         self.coefficients: list[Floats] = []
         self.columns: list[tuple[Floats, Ints, Ints]] = []
-        self.losses: list[Tensor] = []
+        self.losses: list[Floats] = []
         self.dropped: list[int] = []
 
-    def land(self, losses: Tensor, finite: Any, clients: Ints) -> None:
-        self.losses.append(losses[torch.from_numpy(finite).to(losses.device)])
+    def land(self, losses: Floats, finite: Bools, clients: Ints) -> None:
+        self.losses.append(losses[finite])
         self.dropped += clients[~finite].tolist()
+
+    def who(self) -> Ints:
+        """All that arrived."""
+        found: Ints = _joined(self.clients, np.int64)
+        return found
 
     def add(self, arrivals: Arrivals, coefficients: Floats, stale: Ints) -> None:
         self.clients.append(arrivals.clients)
@@ -166,12 +174,12 @@ class Log:
     def record(
         self, number: int, energy: Books, moved: float, metrics: Any, seconds: float, validation: Any, version: int
     ) -> RoundRecord:
-        clients: Ints = _joined(self.clients, np.int64)
+        clients = self.who()
         coefficients: Floats = _joined(self.coefficients, np.float64)
         times, stale, steps = (
             _joined([column[i] for column in self.columns], kind) for i, kind in enumerate((float, np.int64, np.int64))
         )
-        losses = torch.cat(self.losses) if self.losses else torch.zeros(0)
+        losses: Floats = _joined(self.losses, np.float64)
         shares = self.shares[clients]
         scales = np.divide(coefficients, shares, out=np.zeros(len(shares)), where=shares > 0.0)
         return RoundRecord(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everfed.arrays import Bools, Ints
+from everfed.arrays import Bools, Floats, Ints
 from everfed.learning.compress import Compressor, compress_all
 from everfed.learning.task import Trainer
 from everfed.scheduling.timeline import Works
@@ -29,7 +29,7 @@ class Piece:
     until: int
     version: int
     delta: Tensor | None = None  # once trained
-    loss: Tensor | None = None
+    loss: float = 0.0
     finite: bool = True
 
 
@@ -40,7 +40,7 @@ class Results(NamedTuple):
     steps: Ints
     begun: Tensor  # [C, parameters]
     deltas: Tensor  # alike
-    losses: Tensor  # [C]
+    losses: Floats  # [C]
     finite: Bools
 
 
@@ -57,11 +57,8 @@ class Flight:
 
     def starts(self, clients: Ints) -> Tensor:
         """[C, parameters]: where these clients began; the initial model for those not in flight, to try trainers."""
-        rows = []
-        for client in clients.tolist():
-            piece = self.pieces.get(client)
-            rows.append(self.initial if piece is None else self.models[piece.version])
-        return torch.stack(rows)
+        pieces = map(self.pieces.get, clients.tolist())
+        return _rows([self.initial if piece is None else self.models[piece.version] for piece in pieces])
 
     def begin(self, works: Works, version: int, params: Tensor) -> None:
         """Work that will be lost needs no model."""
@@ -85,8 +82,8 @@ class Flight:
             np.array([piece.version for piece in landed]),
             np.array([piece.steps for piece in landed]),
             begun,
-            torch.stack([piece.delta for piece in landed if piece.delta is not None]),
-            torch.stack([piece.loss for piece in landed if piece.loss is not None]),
+            _rows([piece.delta for piece in landed if piece.delta is not None]),
+            np.array([piece.loss for piece in landed]),
             np.array([piece.finite for piece in landed], np.bool_),
         )
 
@@ -111,10 +108,12 @@ class Flight:
         for trained in self.trainer.train(params, clients, slots, steps):
             chunk = slice(done, done + len(trained.clients))
             sent = compress_all(trained, self.compression, self.bits, slots[chunk], self.seed)
-            deltas, losses = sent.deltas.clone(), sent.losses.clone()
-            finite = (torch.isfinite(deltas.abs().amax(dim=1)) & torch.isfinite(losses)).tolist()
+            deltas = sent.deltas.clone()
+            # One transfer for all numbers of a chunk: each would wait for the device.
+            numbers = torch.stack([deltas.abs().amax(dim=1), sent.losses]).cpu().numpy().astype(np.float64)
+            finite = np.isfinite(numbers[0]) & np.isfinite(numbers[1])
             for row, piece in enumerate(pieces[chunk]):
-                piece.delta, piece.loss, piece.finite = deltas[row], losses[row], finite[row]
+                piece.delta, piece.loss, piece.finite = deltas[row], float(numbers[1, row]), bool(finite[row])
             done = chunk.stop
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -132,7 +131,7 @@ class Flight:
             kept["models"] = torch.stack([self.models[version] for version in versions])
         if trained:
             kept["deltas"] = torch.stack([piece.delta for piece in trained if piece.delta is not None])
-            kept["losses"] = torch.stack([piece.loss for piece in trained if piece.loss is not None])
+            kept["losses"] = torch.tensor([piece.loss for piece in trained], dtype=torch.float64)
         return kept
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -146,7 +145,7 @@ class Flight:
         ):
             piece = Piece(slot, steps, until, version)
             if trained:
-                piece.delta, piece.loss = state["deltas"][row].to(device), state["losses"][row].to(device)
+                piece.delta, piece.loss = state["deltas"][row].to(device), float(state["losses"][row])
                 piece.finite = bool(finite)
                 row += 1
             self.pieces[client] = piece
@@ -154,6 +153,11 @@ class Flight:
 
 
 _COLUMNS = 6
+
+
+def _rows(vectors: list[Tensor]) -> Tensor:
+    """[C, parameters]; of one vector, itself: most arrive alone."""
+    return vectors[0][None] if len(vectors) == 1 else torch.stack(vectors)
 
 
 def _numbers(piece: Piece) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ class Setup:
         task = Task(
             self.module, self.layout, self.samples, self.loss, e.client, e.local_steps, e.batch_size, e.keep_state,
             e.rounds, e.seeds.batch, memory_budget, e.precision, (*e.gradients, *gradients), e.state_place,
-            starts=starts, slots=slots,
+            starts=starts, slots=slots, fewer_steps=e.asynchronous and e.work.fewer_steps,
         )  # fmt: skip
         return choose.trainer(e.trainer, task, e.check_trainer)
 

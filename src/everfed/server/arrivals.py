@@ -127,13 +127,17 @@ class Intake:
     def add(self, arrivals: Arrivals, deltas: Tensor, begun: Tensor, params: Tensor) -> tuple[Floats, Ints]:
         """deltas: [C, parameters]; begun: where each began, alike; params: the server's. Returns what `weigh` does."""
         coefficients, stale = self.weigher.weigh(arrivals)
-        weights = torch.tensor(coefficients, dtype=deltas.dtype, device=deltas.device)
-        part = self._part(arrivals.clients, weights, deltas, begun, params)
+        rows = self._rows(arrivals.clients, deltas, begun, params)
+        if len(rows) == 1:  # most arrive alone
+            part = rows[0] * float(np.float32(coefficients[0]))
+        else:
+            part = torch.tensor(coefficients, dtype=rows.dtype, device=rows.device) @ rows
         self.sum = part if self.sum is None else self.sum + part
         return coefficients, stale
 
-    def _part(self, clients: Ints, weights: Tensor, deltas: Tensor, begun: Tensor, params: Tensor) -> Tensor:
-        return weights @ deltas
+    def _rows(self, clients: Ints, deltas: Tensor, begun: Tensor, params: Tensor) -> Tensor:
+        """[C, parameters]: what the coefficients multiply."""
+        return deltas
 
     def update(self, arrivals: Arrivals) -> Tensor | None:
         """What moves the model, if these arrivals complete a version."""
@@ -187,8 +191,8 @@ class FedAsync(Discounted):
 
 
 class _Mixing(Intake):
-    def _part(self, clients: Ints, weights: Tensor, deltas: Tensor, begun: Tensor, params: Tensor) -> Tensor:
-        return weights @ (begun + deltas - params)
+    def _rows(self, clients: Ints, deltas: Tensor, begun: Tensor, params: Tensor) -> Tensor:
+        return begun + deltas - params
 
 
 @dataclass(frozen=True)
@@ -281,11 +285,11 @@ class _Residuals(Intake):
         each = 4 * self.setting.size / 1e6
         return [f"the last model of every client heard, {each:.3g} MB each"]
 
-    def _part(self, clients: Ints, weights: Tensor, deltas: Tensor, begun: Tensor, params: Tensor) -> Tensor:
+    def _rows(self, clients: Ints, deltas: Tensor, begun: Tensor, params: Tensor) -> Tensor:
         moved = begun + deltas - self.setting.initial
         before = self.models.gather(clients)["moved"]
         self.models.scatter(clients, {"moved": moved})
-        return weights @ (moved - before)
+        return moved - before
 
     def state_dict(self) -> dict[str, Tensor]:
         return {**super().state_dict(), **{f"models.{n}": v.clone() for n, v in self.models.state_dict().items()}}

@@ -60,6 +60,14 @@ class Server:
     def aggregate(self) -> Outcome:
         return self.rule.close()
 
+    def move(self, update: Tensor) -> None:
+        """Move the model by the update of what arrived, without a look at the numbers; `check` has one later."""
+        self.params = self.params + self.optimizer.step(update, self.state)
+
+    def check(self) -> None:
+        """End the run if the parameters have left the numbers."""
+        self._check_finite(bool(torch.isfinite(self.params.norm())), None)
+
     def step(self, outcome: Outcome) -> Moved:
         """Move the model by a round's update."""
         update, losses, finite = outcome.update, outcome.losses, outcome.finite

@@ -146,10 +146,8 @@ def _fast(task: Task) -> Trainer:
         raise CannotTrainError("the kernels need samples on the device, but these are loaded on demand")
     if _spills(task):
         raise CannotTrainError("the kernels keep the clients' optimiser state on the device, but state_place is disk")
-    if task.starts is not None:
-        raise CannotTrainError(
-            "the kernels start all clients from one model, but this server rule starts each from its own"
-        )
+    if task.fewer_steps:
+        raise CannotTrainError("the kernels do all local steps, but here clients may do fewer")
     if task.gradients:
         names = ", ".join(type(rule).__name__.strip("_") for rule in task.gradients)
         raise CannotTrainError(f"the kernels do not support {names}")

@@ -24,7 +24,7 @@ def minibatch(
     c = tl.program_id(1)
     place = tl.program_id(0)
     client = tl.load(clients + c)
-    iteration = (tl.load(first) + step).to(tl.uint32)
+    iteration = (tl.load(first + c) + step).to(tl.uint32)
     w0, w1, w2, w3 = _words(seed, iteration, place // 4, client, BATCH_PURPOSE)
     lane = place % 4
     word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3))).to(tl.int64) & 0xFFFFFFFF

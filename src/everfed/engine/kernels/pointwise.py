@@ -29,7 +29,7 @@ def dropout(
     image = e // (WIDTH * HEIGHT * CHANNELS)
     block = (e // 4).to(tl.uint32) + call.to(tl.uint32) * 67108864  # 2**26 blocks a layer
     zero = block * 0
-    iteration = (tl.load(first) + step).to(tl.uint32)
+    iteration = (tl.load(first + c) + step).to(tl.uint32)
     client = tl.load(clients + c).to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(seed, zero + iteration, block, zero + client, zero + PURPOSE)
     lane = e % 4
