@@ -1,11 +1,15 @@
 // Bars per energy group, histograms of the round weight, and battery levels.
 
-// One bar a method in every energy group. of: value(line, label) -> {mean, sd} or null; high: the end of the axis, or
-// null for the largest; line: where a dashed line is; say(value): as text; tick(value): above a bar.
+// One bar a method in every energy group. value(line, label): {mean, sd} or null; high: the end of the axis, or null for
+// the largest value; dashed: where a line is drawn; say(found): as text; tick(mean): above a bar.
 function barsByGroup(host, lines, { value, title, what, high, factor = 1, dashed = null, say, tick }) {
   const labels = [...new Set(data.lines.flatMap((line) => Object.keys(line.groups)))];
-  const [width, height] = [Math.max(260, host.clientWidth), 290];
-  const frame = { left: 46, right: width - 8, top: 44, bottom: height - 42 };
+  const width = Math.max(260, host.clientWidth);
+  const longest = Math.max(...labels.map((label) => label.length));
+  const slanted = longest * 6.6 > (width - 54) / labels.length; // where names of groups do not fit side by side
+  const below = slanted ? Math.min(120, 18 + longest * 3.9) : 42;
+  const height = 248 + below;
+  const frame = { left: 46, right: width - 8, top: 44, bottom: height - below };
   const x = scale([0, labels.length], [frame.left, frame.right]);
   const ends = lines.flatMap((i) => labels.map((label) => value(i, label)).filter((v) => v && v.mean !== null).map((v) => v.mean + (v.sd || 0)));
   const top = high ?? (Math.max(...ends.filter(isFinite), dashed ?? 0, 0) * 1.05 || 1);
@@ -14,13 +18,15 @@ function barsByGroup(host, lines, { value, title, what, high, factor = 1, dashed
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img",
     "aria-label": `${what} of ${labels.length} energy groups for ${lines.length} methods; the numbers are in the table below.` });
   const grid = draw("g");
-  axes(grid, frame, x, y, [], ticks(0, top, 5), { x: "energy group", y: title, at: 12 });
+  axes(grid, frame, x, y, [], ticks(0, top, 5), { x: slanted ? "" : "energy group", y: title, at: 12 });
   svg.append(grid);
   const slot = x(1) - x(0);
   const bar = Math.min(44, (slot * 0.82) / Math.max(1, lines.length));
   labels.forEach((label, g) => {
     const middle = x(g + 0.5);
-    svg.append(draw("text", { x: middle, y: frame.bottom + 17, class: "tick middle" }, label));
+    svg.append(slanted
+      ? draw("text", { transform: `translate(${middle + 4} ${frame.bottom + 14}) rotate(-38)`, class: "tick end" }, label)
+      : draw("text", { x: middle, y: frame.bottom + 17, class: "tick middle" }, label));
     lines.forEach((i, n) => {
       const found = value(i, label);
       if (!found || found.mean === null) return;

@@ -1,8 +1,12 @@
-"""The paper's figure: accuracy (or loss) over the rounds, and what each energy group gets in the end."""
+"""The paper's figure: accuracy (or loss) over the rounds, and what each energy group gets in the end.
+
+With asynchronous runs, time takes the place of rounds, and two panels are added: the worst energy group over time, and
+the whole over the energy spent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,17 @@ import numpy as np
 
 from everfed.checks import check_file
 from everfed.errors import InputError, warn
+from everfed.learning.metrics import Metrics
+from everfed.report.clock import Clock, clock
 from everfed.report.distinct import distinct
 from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
+from everfed.report.measures import Unit
 from everfed.stats import margins
 from everfed.store.reading import StoredRun
 from everfed.studies.yardstick import Yardstick, yardstick
 
+Value = Callable[[Metrics], float | None]
+_MOST_NIGHTS = 60  # more would be grey
 _FORMATS = (".pdf", ".png", ".svg")
 _LOOK: Any = {
     "font.size": 10,
@@ -56,43 +65,66 @@ def _draw(drawn: Sequence[Line], judged: Yardstick, title: str | None) -> Any:
     # Figure and not pyplot: no global state, so a notebook's or a server's backend stays as it is.
     from matplotlib.figure import Figure
 
-    picture = Figure(figsize=(11, 4.4), layout="constrained")
-    # Losses begin high: on their scale, what the groups end with would be flat.
-    left, right = picture.subplots(1, 2, sharey=judged.percent, width_ratios=(1.45, 1))
-    groups = list(dict.fromkeys(label for line in drawn for label in by_group(line.runs, judged)))
     runs = [run for line in drawn for run in line.runs]
-    for place, line in enumerate(drawn):
-        _curve(left, line, judged)
-        _groups(right, line, judged, groups, place, len(drawn))
-    left.set(
-        title=f"{evaluated_on(runs).capitalize()} {judged.name}{_spread_said(drawn)}",
-        xlabel="round",
-        ylabel=f"{judged.name} (%)" if judged.percent else judged.name,
-        xlim=(0, max(run.rounds[-1].round + 1 for line in drawn for run in line.runs)),
-    )
-    if judged.percent:
-        left.set_ylim(0, 101)
-    named = any(not label.startswith("E=") for label in groups)
-    same = ", same interval" if any(len(line.runs) > 1 for line in drawn) else ""
-    right.set(
-        title=f"Final {judged.name} by energy group{same}",
-        xlabel="" if named else "rounds to harvest one round's energy",
-    )
-    # Names of groups are long: one part a line.
-    right.set_xticks(range(len(groups)), [label.replace(", ", "\n").replace(" @ ", "\n") for label in groups])
-    if named:
-        right.tick_params(axis="x", labelsize=7)
-    elif len(groups) > 6:
-        right.tick_params(axis="x", labelrotation=45)
-    for axes in (left, right):
+    time, unit = clock(runs), Unit.of(runs)
+    more = time.asynchronous
+    picture = Figure(figsize=(11, 8.4 if more else 4.4), layout="constrained")
+    # Losses begin high: on their scale, what the groups end with would be flat.
+    panels = picture.subplots(1 + more, 2, sharey=judged.percent, width_ratios=(1.45, 1), squeeze=False)
+    whole, by_energy_group = panels[0][0], panels[-1][1]
+    what = f"{evaluated_on(runs).capitalize()} {judged.name}"
+    _over_time(whole, drawn, judged.of, judged, time)
+    whole.set(title=f"{what}{_spread_said(drawn)}")
+    if more:
+        _over_time(panels[0][1], drawn, judged.worst_group, judged, time)
+        panels[0][1].set(title=f"{judged.name.capitalize()} of the worst energy group")
+        for line in drawn:
+            _curve(panels[1][0], line, judged, judged.of, spent=unit.factor)
+        panels[1][0].set(title=f"{what} over energy", xlabel=f"energy spent ({unit.name})")
+        panels[1][0].set_xlim(left=0)
+    _final_groups(by_energy_group, drawn, judged)
+    for row in panels:
+        row[0].set_ylabel(f"{judged.name} (%)" if judged.percent else judged.name)
+    for axes in panels.flat:
+        if judged.percent:
+            axes.set_ylim(0, 101)
         axes.grid(axis="y", color="#e3e3e3", linewidth=0.8)
         axes.set_axisbelow(True)
     if title:
         picture.suptitle(title, fontsize=11, x=0.01, ha="left")
     longest = max(len(line.label) for line in drawn)
     columns = min(len(drawn), 4 if longest < 30 else 2 if longest < 60 else 1)
-    picture.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
+    picture.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
     return picture
+
+
+def _over_time(axes: Any, drawn: Sequence[Line], value: Value, judged: Yardstick, time: Clock) -> None:
+    last = max(len(run.rounds) for line in drawn for run in line.runs)
+    for line in drawn:
+        _curve(axes, line, judged, value, time.per_round)
+    for first, after in time.dark if len(time.dark) <= _MOST_NIGHTS else ():
+        axes.axvspan(first * time.per_round, after * time.per_round, color="#000000", alpha=0.06, linewidth=0)
+    label = "round" if time.title == "rounds" else f"time ({time.unit})"
+    nights = "; shaded: no device harvests" if 0 < len(time.dark) <= _MOST_NIGHTS else ""
+    axes.set(xlabel=label + nights, xlim=(0, last * time.per_round))
+
+
+def _final_groups(axes: Any, drawn: Sequence[Line], judged: Yardstick) -> None:
+    groups = list(dict.fromkeys(label for line in drawn for label in by_group(line.runs, judged)))
+    for place, line in enumerate(drawn):
+        _groups(axes, line, judged, groups, place, len(drawn))
+    named = any(not label.startswith("E=") for label in groups)
+    same = ", same interval" if any(len(line.runs) > 1 for line in drawn) else ""
+    axes.set(
+        title=f"Final {judged.name} by energy group{same}",
+        xlabel="" if named else "rounds to harvest one round's energy",
+    )
+    # Names of groups are long: one part a line.
+    axes.set_xticks(range(len(groups)), [label.replace(", ", "\n").replace(" @ ", "\n") for label in groups])
+    if named:
+        axes.tick_params(axis="x", labelsize=7)
+    elif len(groups) > 6:
+        axes.tick_params(axis="x", labelrotation=45)
 
 
 def _spread_said(drawn: Sequence[Line]) -> str:
@@ -102,12 +134,17 @@ def _spread_said(drawn: Sequence[Line]) -> str:
     return f": mean over {seeds}, 95 % interval of the mean" if several else f", {seeds}"
 
 
-def _curve(axes: Any, line: Line, judged: Yardstick) -> None:
-    points = curve(line.runs, judged.of)
-    assert points is not None
+def _curve(
+    axes: Any, line: Line, judged: Yardstick, value: Value, per_round: float = 1.0, spent: float | None = None
+) -> None:
+    """Against time, or against the energy spent, times this factor."""
+    points = curve(line.runs, value)
+    if points is None:  # no energy groups, say
+        return
+    x = points.rounds * per_round if spent is None else points.spent * spent
     mean, margin, look = judged.factor * points.mean, judged.factor * points.margin, line.style
     axes.plot(
-        points.rounds, mean, color=look.colour, label=line.label, marker=look.marker, markersize=4,
+        x, mean, color=look.colour, label=line.label, marker=look.marker, markersize=4,
         linestyle=(0, [part / 2 for part in look.dash]) if look.dash else "-",
         linewidth=2.2 if line.method == "algorithm1" else 1.6, markevery=max(1, len(mean) // 8),
     )  # fmt: skip
@@ -115,7 +152,7 @@ def _curve(axes: Any, line: Line, judged: Yardstick) -> None:
         low, high = mean - margin, mean + margin
         if judged.percent:
             low, high = np.maximum(low, 0), np.minimum(high, 100)
-        axes.fill_between(points.rounds, low, high, color=look.colour, alpha=0.16, linewidth=0)
+        axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
 
 
 def _groups(axes: Any, line: Line, judged: Yardstick, groups: Sequence[str], place: int, among: int) -> None:

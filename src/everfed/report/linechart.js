@@ -30,6 +30,7 @@ class LineChart {
     let [low, high] = [Math.min(...usable), Math.max(...usable)];
     if (log) return { x, y: [low / 1.15, high * 1.15], log };
     if (!this.zoom) low = Math.min(0, low);
+    if (low === 0 && high === 0) return { x, y: [0, this.options.bounds?.[1] ?? 1], log };
     const margin = (high - low || Math.abs(high) || 1) * 0.05;
     const bounds = this.options.bounds || [-Infinity, Infinity];
     low = low === 0 ? 0 : Math.max(bounds[0], low - margin);
