@@ -70,6 +70,7 @@ def offer(means: Means, slots: int, client: int, call: Call, memory: Memory) -> 
     else:
         means.load_state_dict({name.removeprefix("means."): v for name, v in kept.items() if name.startswith("means.")})
     seen, last, begun = kept["numbers"].tolist()
+    last = max(last, call.counted.get(client, NONE))  # the server knows better than a disk that was lost
     works = [(s, n) for s, n in kept["works"].tolist() if s > call.kept.get(client, NONE)]
     means.advance(range(seen + 1, call.round + 1))
     seen = max(seen, call.round)
