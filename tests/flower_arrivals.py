@@ -21,7 +21,7 @@ from everfed.run.replay import read_log, replay
 from flower_grid import CLIENTS, SMALL, InProcessGrid
 
 TASK = replace(
-    SMALL, fleet=CycleFleet(clients=CLIENTS, cycles=(1, 2, 3)), rounds=12, work=Work(duration=0.5), eval_every=6
+    SMALL, fleet=CycleFleet(clients=CLIENTS, cycles=(1, 2, 3)), rounds=9, work=Work(duration=0.5), eval_every=3
 )
 METHODS = ("renewal", "renewal-discounted", "fedbuff", "fedasync", "area")
 
@@ -84,10 +84,8 @@ class SlowGrid(InProcessGrid):
 
 
 def run_stored(experiment, folder, grid, **changes):
-    records = [
-        record for record, _ in stored_remote_rounds(experiment, grid, folder, limits=replace(limits(), **changes))
-    ]
-    return ef.open_run(folder), records
+    settings = replace(limits(), **changes)
+    return [record for record, _ in stored_remote_rounds(experiment, grid, folder, limits=settings)]
 
 
 def assert_replayed(experiment, folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +22,7 @@ from everfed.flower.calls import NONE, Call
 from everfed.flower.ledger import read
 from everfed.flower.node_state import Memory
 from everfed.learning.compress import Qsgd
+from everfed.run import config
 from everfed.run.fleets import CycleFleet
 from everfed.run.replay import read_log, replay
 from everfed.scheduling.timeline import Timeline
@@ -35,7 +38,7 @@ def test_the_simulator_repeats_a_deployment_to_the_last_bit(tmp_path, method):
     grid = SlowGrid(fleet_of(client_app(experiment), CLIENTS))
     records = run_stored(experiment, tmp_path, grid)
     log, _ = assert_replayed(experiment, tmp_path)
-    assert len(log) > 8
+    assert len(log) > 6
     stale = np.concatenate([r.arrived.staleness for r in records])
     assert stale.max() > 0  # others arrived in between, so that the order matters
     assert {work.client for work in log} == set(range(CLIENTS))
@@ -92,10 +95,11 @@ def test_a_client_alone_works_as_in_the_fleet(local_steps, arrivals, storage):
                 expected[client].append((slot, steps))
     energy = []
     for client in range(4):
+        terms = own_work.terms_of(fleet, ef.Greedy(), 3, pace, work, 5, client, rounds)
         found, memory, number, counted = [], Memory(Context()), 0, NONE
         while number < rounds:
-            means = own_work.Simulated(fleet, ef.Greedy(), 3, pace, work, 5, client, rounds)
-            offered = own_work.offer(means, 1, client, Call(1, number, {client: counted}, {client: NONE}), memory)
+            call = Call(1, number, {client: counted}, {client: NONE})
+            offered = own_work.offer(own_work.Simulated(terms), terms, call, memory)
             if offered.join:
                 found.append((offered.slot, offered.steps))
                 counted = offered.slot
@@ -108,11 +112,11 @@ def test_a_client_alone_works_as_in_the_fleet(local_steps, arrivals, storage):
 
 def test_the_same_work_is_offered_until_it_is_on_the_servers_disk():
     fleet = ef.Fleet.from_cycles([1], capacity=3)
-    one, memory = Pace(np.ones(1), np.zeros(1), np.zeros(1)), Memory(Context())
+    pace, memory = Pace(np.ones(1), np.zeros(1), np.zeros(1)), Memory(Context())
+    terms = own_work.terms_of(fleet, ef.Greedy(), 0, pace, Work(), 5, 0, 100)
 
     def offered(run, round, counted, kept):
-        means = own_work.Simulated(fleet, ef.Greedy(), 0, one, Work(), 5, 0, 100)
-        return own_work.offer(means, 1, 0, Call(run, round, {0: counted}, {0: kept}), memory)
+        return own_work.offer(own_work.Simulated(terms), terms, Call(run, round, {0: counted}, {0: kept}), memory)
 
     first = offered(1, 0, NONE, NONE)
     assert (first.join, first.slot, first.energy.spent) == (True, 0, 1.0)
@@ -130,6 +134,28 @@ def test_the_same_work_is_offered_until_it_is_on_the_servers_disk():
     memory.drop("work")  # a disk that was lost
     assert offered(2, 1, 1, 1).again == 2
     assert offered(2, 2, 1, 1).slot == 2
+
+
+def test_a_call_loads_no_learning_framework_once_the_terms_are_known(tmp_path):
+    file = tmp_path / "experiment.toml"
+    file.write_text(config.to_toml(task("renewal")))
+    code = f"""
+import sys
+from pathlib import Path
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+from everfed.flower import client_app
+from everfed.flower.calls import Call, Offer
+message = Message(RecordDict({{"everfed": Call(1, 3, {{1: -1}}, {{1: -1}}).to_record()}}), 7, "query.everfed")
+node = {{"client": 1, "state-dir": {str(tmp_path / "state")!r}}}
+offer = Offer.of(client_app(Path({str(file)!r}))(message, Context(1, 7, node, RecordDict(), {{}})).content)
+print(offer.join, offer.slot, "torch" in sys.modules)
+"""
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    first, second = (done.stdout.split() for done in said)
+    assert first[2] == "True"
+    assert second == [*first[:2], "False"]  # the same work, since nobody has counted it
 
 
 def test_a_client_without_energy_is_asked_again_when_it_has_some(tmp_path):
@@ -200,7 +226,7 @@ def spoil(how):
     ],
 )
 def test_a_bad_reply_is_refused_by_name_and_changes_nothing(tmp_path, how, reason):
-    experiment = task("renewal", rounds=4)
+    experiment = task("renewal", rounds=3)
     nodes = fleet_of(client_app(experiment), CLIENTS)
     records = run_stored(experiment, tmp_path, SlowGrid(nodes, spoil(how), 0.0), max_norm=50.0)
     entries = read(tmp_path)
