@@ -239,6 +239,21 @@ def test_a_bad_reply_is_refused_by_name_and_changes_nothing(tmp_path, how, reaso
     assert all(not work.added for work in log if work.client == 1)
 
 
+def test_the_same_work_cannot_count_twice(tmp_path):
+    experiment = task("renewal", rounds=5)
+
+    def repeat(reply, number):  # every work of client 0 is its first
+        if number == 100 and reply.content["everfed"]["join"]:
+            reply.content["everfed"]["slot"] = 0
+        return reply
+
+    run_stored(experiment, tmp_path, SlowGrid(fleet_of(client_app(experiment), CLIENTS), repeat, 0.0))
+    assert [work.slot for work in read_log(tmp_path) if work.client == 0] == [0]
+    turned = [why for e in read(tmp_path) for why in e.turned_away.values()]
+    assert turned
+    assert all("those up to 0 have been counted" in why for why in turned)
+
+
 def test_a_rare_client_cannot_work_all_the_time(tmp_path):
     experiment = task("renewal", fleet=CycleFleet(clients=CLIENTS, cycles=(1, 1, 6, 1)), rounds=8)
     rich = replace(experiment, fleet=CycleFleet(clients=CLIENTS, cycles=(1,)))

@@ -15,8 +15,11 @@ pytest.importorskip("flwr", reason="Flower is not installed; install it with: pi
 
 import everfed as ef
 from everfed.flower import client_app
+from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.ledger import read
 from everfed.flower.server import stored_remote_rounds
+from everfed.run.fleets import CycleFleet
+from everfed.run.replay import read_log
 from flower_arrivals import SlowGrid, assert_once, assert_replayed, limits, run_stored, task
 from flower_grid import CLIENTS, fleet_of
 
@@ -55,6 +58,31 @@ def test_a_server_goes_on_from_its_folder(tmp_path):
     assert_replayed(experiment, tmp_path / "run")
     assert_once(tmp_path / "run", tmp_path / "state")
     assert [r.round for r in ef.open_run(tmp_path / "run").rounds] == list(range(experiment.rounds))
+
+
+def test_what_arrived_after_the_last_checkpoint_is_asked_for_again(tmp_path, monkeypatch):
+    """Killed at the end of a round, before it is saved: the round's arrivals are forgotten, and counted later."""
+    fleet = CycleFleet(clients=CLIENTS, cycles=(1,), capacity=4)
+    experiment = task("renewal", client=ef.Adam(1e-3), fleet=fleet, rounds=7)
+    nodes = fleet_of(client_app(experiment), CLIENTS, **{"state-dir": str(tmp_path / "state")})
+    close, forgotten = ArrivalServer._close, []
+
+    def killed(server):
+        close(server)
+        if server.number >= 3 and server.entry.done:
+            forgotten.extend(read_log(tmp_path / "run")[-len(server.entry.done) :])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ArrivalServer, "_close", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_stored(experiment, tmp_path / "run", SlowGrid(nodes, slow_s=0.02))
+    monkeypatch.undo()
+    run_stored(experiment, tmp_path / "run", SlowGrid(nodes, slow_s=0.02))
+    log, _ = assert_replayed(experiment, tmp_path / "run")
+    assert_once(tmp_path / "run", tmp_path / "state")
+    counted = {(work.client, work.slot) for work in log}
+    assert forgotten
+    assert all((work.client, work.slot) in counted for work in forgotten)
 
 
 SERVER = """

@@ -146,6 +146,7 @@ def remote_run(
     if experiment.asynchronous:
         flight = Flight(server.params, experiment.compression, setup.fleet.message_bits, experiment.seeds.batch)
         source = ArrivalServer(setup, flight, grid, limits=limits, roster=roster, folder=folder)
+        setup.look_ahead()
         return AsynchronousRun(setup, source, server, setup.evaluator())
     round_server = RoundServer(
         setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,
