@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,96 +12,33 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
 
 from flwr.app import Array, ArrayRecord
-from safetensors.numpy import load_file
 
 import everfed as ef
 from everfed.energy.battery import Storage
 from everfed.energy.work import MOMENTS, Pace, Work
 from everfed.errors import InputError
-from everfed.flower import FromFile, Measured, RoundLimits, Simulated, client_app, own_work, remote_run
+from everfed.flower import FromFile, Measured, Simulated, client_app, own_work, remote_run
 from everfed.flower.calls import NONE, Call
 from everfed.flower.ledger import read
 from everfed.flower.node_state import Memory
-from everfed.flower.server import stored_remote_rounds
 from everfed.learning.compress import Qsgd
+from everfed.run import config
 from everfed.run.fleets import CycleFleet
 from everfed.run.replay import read_log, replay
 from everfed.scheduling.timeline import Timeline
+from flower_arrivals import METHODS, TASK, Context, SlowGrid, assert_replayed, limits, run_stored, task
 from flower_grid import CLIENTS, SMALL, InProcessGrid, fleet_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-ROUND_S = 0.5
-LIMITS = RoundLimits(query_s=20.0, train_s=20.0, wait_s=5.0, round_s=ROUND_S)
-TASK = replace(
-    SMALL, fleet=CycleFleet(clients=CLIENTS, cycles=(1, 2, 3)), rounds=12, work=Work(duration=0.5), eval_every=6
-)
-METHODS = ("renewal", "renewal-discounted", "fedbuff", "fedasync", "area")
-
-
-def task(method, **changes):
-    made = TASK.with_method(method)
-    if method == "fedbuff":
-        made = replace(made, server=ef.SERVER_RULES["fedbuff"](size=3))
-    return replace(made, **changes)
-
-
-class SlowGrid(InProcessGrid):
-    """Every node answers in a thread of its own, one message at a time, and is slower the higher its number."""
-
-    def __init__(self, nodes, change=lambda reply, number: reply, slow_s=0.1):
-        super().__init__(nodes, change)
-        self.slow_s, self.locks = slow_s, {number: threading.Lock() for number in self.nodes}
-
-    def push_messages(self, messages):
-        numbers = []
-        for message in messages:
-            self.sent += 1
-            number = f"m{self.sent}"
-            message.metadata.__dict__["_message_id"] = number
-            numbers.append(number)
-            threading.Thread(target=self._serve, args=(message, number), daemon=True).start()
-        return numbers
-
-    def _serve(self, message, number):
-        node = message.metadata.dst_node_id
-        with self.locks[node]:
-            if not self.nodes[node].online:
-                return
-            reply = self.nodes[node].handle(message, node)
-            if message.metadata.message_type == "train":
-                time.sleep(self.slow_s * (node - 100))
-            reply = self.change(reply, node)
-            if reply is not None:
-                self.replies[number] = reply
-
-
-def run_stored(experiment, folder, grid, limits=LIMITS):
-    records = [record for record, _ in stored_remote_rounds(experiment, grid, folder, limits=limits)]
-    return ef.open_run(folder), records
-
-
-def assert_replayed(experiment, folder):
-    """The simulator makes the model of the log, to the last bit; returns the log and the replay's records."""
-    log = read_log(folder)
-    again = replay(experiment, log)
-    records = list(again)
-    stored = ef.open_run(folder)
-    for name, value in again.params.items():
-        assert stored.params[name].numpy().tobytes() == value.numpy().tobytes(), name
-    for ours, theirs in zip(stored.rounds, records, strict=True):
-        assert ours.participants.tolist() == theirs.participants.tolist()
-        assert ours.scales.tolist() == theirs.scales.tolist()
-    return log, records
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_simulator_repeats_a_deployment_to_the_last_bit(tmp_path, method):
     experiment = task(method)
     grid = SlowGrid(fleet_of(client_app(experiment), CLIENTS))
-    _, records = run_stored(experiment, tmp_path, grid)
+    records = run_stored(experiment, tmp_path, grid)
     log, _ = assert_replayed(experiment, tmp_path)
-    assert len(log) > 8
+    assert len(log) > 6
     stale = np.concatenate([r.arrived.staleness for r in records])
     assert stale.max() > 0  # others arrived in between, so that the order matters
     assert {work.client for work in log} == set(range(CLIENTS))
@@ -136,17 +68,12 @@ def test_steps_optimisers_and_compression_are_the_simulators(tmp_path, changes):
 
 def test_greedy_methods_run_without_rounds_too(tmp_path):
     experiment = task("greedy-scaled", mode="asynchronous", rounds=6)
-    _, records = run_stored(experiment, tmp_path, SlowGrid(fleet_of(client_app(experiment), CLIENTS)))
+    records = run_stored(experiment, tmp_path, SlowGrid(fleet_of(client_app(experiment), CLIENTS)))
     assert_replayed(experiment, tmp_path)
     assert {s for r in records for s in r.scales.tolist()} <= {1.0, 2.0, 3.0}
 
 
 # A client alone
-
-
-class Context:
-    def __init__(self):
-        self.state = {}
 
 
 @pytest.mark.parametrize("local_steps", ["all", "affordable"])
@@ -168,10 +95,11 @@ def test_a_client_alone_works_as_in_the_fleet(local_steps, arrivals, storage):
                 expected[client].append((slot, steps))
     energy = []
     for client in range(4):
+        terms = own_work.terms_of(fleet, ef.Greedy(), 3, pace, work, 5, client, rounds)
         found, memory, number, counted = [], Memory(Context()), 0, NONE
         while number < rounds:
-            means = own_work.Simulated(fleet, ef.Greedy(), 3, pace, work, 5, client, rounds)
-            offered = own_work.offer(means, 1, client, Call(1, number, {client: counted}, {client: NONE}), memory)
+            call = Call(1, number, {client: counted}, {client: NONE})
+            offered = own_work.offer(own_work.Simulated(terms), terms, call, memory)
             if offered.join:
                 found.append((offered.slot, offered.steps))
                 counted = offered.slot
@@ -184,11 +112,11 @@ def test_a_client_alone_works_as_in_the_fleet(local_steps, arrivals, storage):
 
 def test_the_same_work_is_offered_until_it_is_on_the_servers_disk():
     fleet = ef.Fleet.from_cycles([1], capacity=3)
-    one, memory = Pace(np.ones(1), np.zeros(1), np.zeros(1)), Memory(Context())
+    pace, memory = Pace(np.ones(1), np.zeros(1), np.zeros(1)), Memory(Context())
+    terms = own_work.terms_of(fleet, ef.Greedy(), 0, pace, Work(), 5, 0, 100)
 
     def offered(run, round, counted, kept):
-        means = own_work.Simulated(fleet, ef.Greedy(), 0, one, Work(), 5, 0, 100)
-        return own_work.offer(means, 1, 0, Call(run, round, {0: counted}, {0: kept}), memory)
+        return own_work.offer(own_work.Simulated(terms), terms, Call(run, round, {0: counted}, {0: kept}), memory)
 
     first = offered(1, 0, NONE, NONE)
     assert (first.join, first.slot, first.energy.spent) == (True, 0, 1.0)
@@ -203,12 +131,37 @@ def test_the_same_work_is_offered_until_it_is_on_the_servers_disk():
     assert offered(1, 2, 0, 0).slot == 2
     assert offered(2, 0, NONE, NONE).slot == 0  # another run
     assert not offered(2, 0, 0, 0).join
+    memory.drop("work")  # a disk that was lost
+    assert offered(2, 1, 1, 1).again == 2
+    assert offered(2, 2, 1, 1).slot == 2
+
+
+def test_a_call_loads_no_learning_framework_once_the_terms_are_known(tmp_path):
+    file = tmp_path / "experiment.toml"
+    file.write_text(config.to_toml(task("renewal")))
+    code = f"""
+import sys
+from pathlib import Path
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+from everfed.flower import client_app
+from everfed.flower.calls import Call, Offer
+message = Message(RecordDict({{"everfed": Call(1, 3, {{1: -1}}, {{1: -1}}).to_record()}}), 7, "query.everfed")
+node = {{"client": 1, "state-dir": {str(tmp_path / "state")!r}}}
+offer = Offer.of(client_app(Path({str(file)!r}))(message, Context(1, 7, node, RecordDict(), {{}})).content)
+print(offer.join, offer.slot, "torch" in sys.modules)
+"""
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    first, second = (done.stdout.split() for done in said)
+    assert first[2] == "True"
+    assert second == [*first[:2], "False"]  # the same work, since nobody has counted it
 
 
 def test_a_client_without_energy_is_asked_again_when_it_has_some(tmp_path):
     experiment = task("renewal", fleet=CycleFleet(clients=CLIENTS, cycles=(6,)))
     nodes = fleet_of(client_app(experiment), CLIENTS)
-    _, records = run_stored(experiment, tmp_path, SlowGrid(nodes, slow_s=0.0))
+    records = run_stored(experiment, tmp_path, SlowGrid(nodes, slow_s=0.0))
     kinds = [[m.metadata.message_type for m in node.received] for node in nodes]
     assert all(1 <= k.count("train") <= 2 for k in kinds)
     assert all(k.count("query.everfed") <= 4 for k in kinds)
@@ -224,7 +177,7 @@ def test_a_meter_says_how_many_steps_there_are(tmp_path):
         for c in range(CLIENTS)
     ]
     folder = tmp_path / "run"
-    run_stored(experiment, folder, SlowGrid(nodes, slow_s=0.0), replace(LIMITS, scale_slack=10.0))
+    run_stored(experiment, folder, SlowGrid(nodes, slow_s=0.0), scale_slack=10.0)
     log, _ = assert_replayed(experiment, folder)
     steps = {c: {work.steps for work in log if work.client == c} for c in range(CLIENTS)}
     most = experiment.local_steps
@@ -273,9 +226,9 @@ def spoil(how):
     ],
 )
 def test_a_bad_reply_is_refused_by_name_and_changes_nothing(tmp_path, how, reason):
-    experiment = task("renewal", rounds=4)
+    experiment = task("renewal", rounds=3)
     nodes = fleet_of(client_app(experiment), CLIENTS)
-    _, records = run_stored(experiment, tmp_path, SlowGrid(nodes, spoil(how), 0.0), replace(LIMITS, max_norm=50.0))
+    records = run_stored(experiment, tmp_path, SlowGrid(nodes, spoil(how), 0.0), max_norm=50.0)
     entries = read(tmp_path)
     said = [why for e in entries for why in (*e.refused.values(), *e.turned_away.values())]
     assert said
@@ -284,6 +237,21 @@ def test_a_bad_reply_is_refused_by_name_and_changes_nothing(tmp_path, how, reaso
     assert all(1 not in r.participants for r in records)
     log, _ = assert_replayed(experiment, tmp_path)
     assert all(not work.added for work in log if work.client == 1)
+
+
+def test_the_same_work_cannot_count_twice(tmp_path):
+    experiment = task("renewal", rounds=5)
+
+    def repeat(reply, number):  # every work of client 0 is its first
+        if number == 100 and reply.content["everfed"]["join"]:
+            reply.content["everfed"]["slot"] = 0
+        return reply
+
+    run_stored(experiment, tmp_path, SlowGrid(fleet_of(client_app(experiment), CLIENTS), repeat, 0.0))
+    assert [work.slot for work in read_log(tmp_path) if work.client == 0] == [0]
+    turned = [why for e in read(tmp_path) for why in e.turned_away.values()]
+    assert turned
+    assert all("those up to 0 have been counted" in why for why in turned)
 
 
 def test_a_rare_client_cannot_work_all_the_time(tmp_path):
@@ -299,13 +267,13 @@ def test_a_rare_client_cannot_work_all_the_time(tmp_path):
 
 
 def test_what_asynchronous_runs_cannot_have_is_said():
-    for limits, words in ((replace(LIMITS, round_s=0.0), "round-s"), (replace(LIMITS, two_phase=False), "asked first")):
+    for change, words in (({"round_s": 0.0}, "round-s"), ({"two_phase": False}, "asked first")):
         with pytest.raises(InputError, match=words):
-            remote_run(task("renewal"), InProcessGrid([]), limits=limits)
+            remote_run(task("renewal"), InProcessGrid([]), limits=replace(limits(), **change))
     with pytest.raises(InputError, match="only asynchronous runs"):
         replay(SMALL, [])
     app = client_app(TASK.with_method("renewal"), energy=Simulated(TASK.make_fleet()))
-    run = remote_run(task("renewal", rounds=1), SlowGrid(fleet_of(app, CLIENTS)), limits=LIMITS)
+    run = remote_run(task("renewal", rounds=1), SlowGrid(fleet_of(app, CLIENTS)), limits=limits())
     assert all(len(record.participants) == 0 for record in run)
     assert run.source.ledger.entries[0].silent == CLIENTS
 
@@ -315,87 +283,3 @@ def test_a_log_of_another_experiment_is_refused(tmp_path):
     run_stored(experiment, tmp_path, SlowGrid(fleet_of(client_app(experiment), CLIENTS), slow_s=0.02))
     with pytest.raises(InputError, match="the log does not fit"):
         list(replay(task("fedbuff", rounds=4), read_log(tmp_path)))
-
-
-# Faults
-
-
-def assert_once(experiment, folder, state):
-    """Every work that a client began has been counted once, but for the one it is at."""
-    log = read_log(folder)
-    for client in range(CLIENTS):
-        slots = [work.slot for work in log if work.client == client]
-        assert slots == sorted(set(slots))
-        kept = load_file(next(state.glob(f"*/client-{client}/work.safetensors")))
-        waiting = [slot for slot, _ in kept["works"].tolist() if slot not in slots]
-        assert len(waiting) <= 1
-        assert kept["numbers"][2] == len(slots) + len(waiting)
-
-
-def test_lost_messages_and_absent_nodes_cost_nobody_else(tmp_path):
-    experiment = task("renewal", rounds=10)
-    nodes = fleet_of(client_app(experiment), CLIENTS, **{"state-dir": str(tmp_path / "state")})
-    lost = []
-
-    def lose(reply, number):
-        if number == 100 and "arrays" in reply.content and len(lost) < 2:
-            lost.append(reply)
-            return None
-        return reply
-
-    nodes[3].online = False
-    limits = replace(LIMITS, train_s=1.0, wait_s=1.0)
-    run_stored(experiment, tmp_path / "run", SlowGrid(nodes, lose, 0.0), limits)
-    entries = read(tmp_path / "run")
-    assert [e.lost for e in entries if e.lost] == [{0: "no reply in time"}] * 2
-    log, _ = assert_replayed(experiment, tmp_path / "run")
-    assert {work.client for work in log} == {0, 1, 2}
-    assert sum(work.client == 1 for work in log) >= 3  # nobody waited
-    first = next(work for work in log if work.client == 0)
-    assert first.slot == lost[0].content["everfed"]["slot"]  # the same work, at last
-
-
-def test_a_server_goes_on_from_its_folder(tmp_path):
-    experiment = task("renewal-discounted", client=ef.Adam(1e-3))
-    nodes = fleet_of(client_app(experiment), CLIENTS, **{"state-dir": str(tmp_path / "state")})
-    for record, _ in stored_remote_rounds(experiment, SlowGrid(nodes), tmp_path / "run", limits=LIMITS):
-        if record.round == 4:
-            break  # with work in flight
-    run_stored(experiment, tmp_path / "run", SlowGrid(nodes))
-    assert_replayed(experiment, tmp_path / "run")
-    assert_once(experiment, tmp_path / "run", tmp_path / "state")
-    assert [r.round for r in ef.open_run(tmp_path / "run").rounds] == list(range(experiment.rounds))
-
-
-SERVER = """
-import sys, warnings
-warnings.simplefilter("ignore")
-from test_flower_asynchronous import *
-experiment = task("fedbuff", client=ef.Adam(1e-3), rounds=10)
-nodes = fleet_of(client_app(experiment), CLIENTS, **{"state-dir": sys.argv[1] + "/state"})
-run_stored(experiment, Path(sys.argv[1]) / "run", SlowGrid(nodes))
-"""
-
-
-@pytest.mark.long
-def test_killed_at_any_moment_with_all_its_nodes_it_loses_nothing(tmp_path):
-    def begin():
-        here = Path(__file__).parent
-        paths = os.pathsep.join([str(here), str(here.parent / "src")])
-        return subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)], env={**os.environ, "PYTHONPATH": paths})
-
-    for rounds, delay in ((1, 0.1), (3, 0.35), (6, 0.2)):
-        server = begin()
-        until = time.monotonic() + 120.0
-        while len(read(tmp_path / "run")) < rounds and time.monotonic() < until and server.poll() is None:
-            time.sleep(0.02)
-        time.sleep(delay)
-        server.kill()
-        assert server.wait() != 0
-    server = begin()
-    assert server.wait(timeout=180.0) == 0
-    experiment = task("fedbuff", client=ef.Adam(1e-3), rounds=10)
-    assert_replayed(experiment, tmp_path / "run")
-    assert_once(experiment, tmp_path / "run", tmp_path / "state")
-    starts = json.loads((tmp_path / "run" / "environment.json").read_text())["starts"]
-    assert len(starts) == 4

@@ -5,7 +5,8 @@
 Keys, certificates, logs and the run are written below `everfed-out/flower-fleet`, and the report beside
 them. Interrupted and called again, the run goes on where it was. Everything that was started is ended.
 On two cores eight nodes take about 20 seconds a round, since Flower starts a process for every message:
-a quarter of an hour in all, or two minutes with --rounds 3.
+a quarter of an hour in all, or two minutes with --rounds 3. Without rounds, clients work as soon as
+they have energy, and nobody waits for another: --method renewal --round 20.
 """
 
 import argparse
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds that each half of a round may take")
+    parser.add_argument("--round", type=float, default=0.0, help="seconds of a round, as in 20: for --method renewal")
     given = parser.parse_args()
     warnings.simplefilter("ignore", EverfedWarning)
 
@@ -43,6 +45,7 @@ def main() -> None:
             "set": f"method={given.method} rounds={given.rounds} fleet.clients={given.clients}",
             "query-s": given.deadline,
             "train-s": given.deadline,
+            "round-s": given.round,
         }
         number = fleet.submit(APP, config)
         shown = len(read(run_folder))

@@ -8,13 +8,12 @@ while it is up and listens: it stands while the server is down, evaluates or sav
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,11 +34,10 @@ from everfed.flower.received import Received
 from everfed.flower.round_server import RoundLimits, total_books
 from everfed.flower.wire import QUERY, TRAIN, RefusedError
 from everfed.run.flight import Flight
-from everfed.run.replay import LOG, NOTHING, LoggedWork, policy_scales, read_log
+from everfed.run.replay import NOTHING, Journal, LoggedWork, policy_scales
 from everfed.run.rounds import Training
 from everfed.run.setup import Setup
 from everfed.scheduling.timeline import Works
-from everfed.store.files import write_atomically
 
 log = logging.getLogger("flwr.everfed")
 
@@ -93,7 +91,7 @@ class ArrivalServer:
         self.looked = self.opened = 0.0
         self.number = self.moment = -1
         self.entry = Entry(-1)
-        self.journal: TextIO | None = None
+        self.journal: Journal | None = None
 
     # What the run asks for
 
@@ -135,21 +133,14 @@ class ArrivalServer:
         first, self.number, self.entry = self.number < 0, number, Entry(number)
         self.kept = self.counted.copy()  # every finished round is on the disk before the next one begins
         if first:
-            self._rewind()
+            self.ledger.rewind(number)  # a killed server may have written more than its checkpoint knows
+            self.journal = Journal(self.folder, number) if self.folder else None
             until = time.monotonic() + self.limits.wait_s
             while len(self._look()) < len(self.setup.fleet) and time.monotonic() < until:
                 time.sleep(0.5)
             log.info("%d of %d clients are connected", len(self.nodes), len(self.setup.fleet))
         self.moment = max(self.moment, number * MOMENTS - 1)
         self.opened = time.monotonic()
-
-    def _rewind(self) -> None:
-        """Forget what a killed server wrote after its checkpoint."""
-        self.ledger.rewind(self.number)
-        if self.folder:
-            kept = [work for work in read_log(self.folder) if work.arrived < self.number * MOMENTS]
-            write_atomically(self.folder / LOG, "".join(work.line() for work in kept))
-            self.journal = open(self.folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - as long as the run
 
     def _close(self) -> None:
         self.entry.reachable = len(self.nodes)
@@ -158,8 +149,7 @@ class ArrivalServer:
                 log.warning("round %d: the work of client %d is %s: %s", self.number, client, fate, why)
         self.ledger.add(self.entry)
         if self.journal:
-            self.journal.flush()
-            os.fsync(self.journal.fileno())
+            self.journal.sync()
         if self.number + 1 == self.setup.experiment.rounds:
             self.mail.close()
 
@@ -288,17 +278,15 @@ class ArrivalServer:
         except RefusedError as error:
             self.entry.refused[client] = str(error)
             self.flight.drop(client)
-            self._note(LoggedWork(**{**vars(work), "added": False}))
+            if self.journal:
+                self.journal.add(replace(work, added=False))
             return
         self.entry.done.append(client)
-        self._note(work)
+        if self.journal:
+            self.journal.add(work)
         device = self.setup.device
         self.received.results[client] = torch.from_numpy(delta).to(device), torch.tensor(loss, device=device)
         yield work.works(), NOTHING, NOTHING
-
-    def _note(self, work: LoggedWork) -> None:
-        if self.journal:
-            self.journal.write(work.line())
 
 
 def check_limits(limits: RoundLimits) -> None:

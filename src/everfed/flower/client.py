@@ -127,21 +127,20 @@ def _offer(
     described: Callable[[], Experiment], energy: EnergySource | None, client: int, call: Call, memory: Memory
 ) -> Offer:
     """The work that a client can do with its own energy. described: gives the experiment, which loads torch."""
-    kept = memory.load(_TERMS)
-    if kept is None:
-        kept = own_work.terms(described())
-        memory.save(_TERMS, kept)
-    local_steps, affordable, unlimited, slots = kept["numbers"].tolist()
+    terms = memory.load(_TERMS)
+    if terms is None:
+        terms = own_work.terms(described(), client)
+        memory.save(_TERMS, terms)
     if energy is None:
-        means: own_work.Means = own_work.simulated(described(), client)
+        means: own_work.Means = own_work.Simulated(terms)
     elif isinstance(energy, Measured):
-        means = own_work.Metered(energy, local_steps, bool(affordable), bool(unlimited))
+        means = own_work.Metered(energy, terms)
     else:
         raise InputError(
             f"energy is {energy!r}; without rounds, clients take their energy from the experiment's fleet or from a "
             "meter, as in Measured(PowerSupply(cost_j=120.0))."
         )
-    return own_work.offer(means, slots, client, call, memory)
+    return own_work.offer(means, terms, call, memory)
 
 
 def _answer(

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from everfed.energy.battery import TOLERANCE, Books
+from everfed.energy.battery import TOLERANCE, Books, Storage
 from everfed.energy.fleet import Fleet
 from everfed.energy.work import MOMENTS, Pace, Work, slots_per_round
 from everfed.errors import InputError
 from everfed.flower.calls import NONE, Call, Offer
 from everfed.flower.energy import Measured, MeterError
 from everfed.flower.node_state import Arrays, Memory
-from everfed.scheduling.policies import Energy, Policy
+from everfed.scheduling.policies import Always, Energy, Greedy, Policy
 from everfed.scheduling.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ class Means(Protocol):
     def load_state_dict(self, state: Arrays) -> None: ...
 
 
-def offer(means: Means, slots: int, client: int, call: Call, memory: Memory) -> Offer:
-    """The work that this client can do now. slots: the most works within a round."""
+def offer(means: Means, terms: Arrays, call: Call, memory: Memory) -> Offer:
+    """The work that this client can do now."""
+    *_, slots, _, client = terms["numbers"].tolist()
     kept = memory.load(_KEPT)
     if kept is None or int(kept["run"]) != call.run:
         for name in memory.names("trainer"):  # of another run
@@ -70,6 +72,7 @@ def offer(means: Means, slots: int, client: int, call: Call, memory: Memory) -> 
     else:
         means.load_state_dict({name.removeprefix("means."): v for name, v in kept.items() if name.startswith("means.")})
     seen, last, begun = kept["numbers"].tolist()
+    last = max(last, call.counted.get(client, NONE))  # the server knows better than a disk that was lost
     works = [(s, n) for s, n in kept["works"].tolist() if s > call.kept.get(client, NONE)]
     means.advance(range(seen + 1, call.round + 1))
     seen = max(seen, call.round)
@@ -102,28 +105,21 @@ class Simulated(Timeline):
     """The battery and the arrivals of one client, as the timeline of the whole fleet has them. How long work takes is
     for the device to say."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        policy: Policy,
-        seed: int,
-        pace: Pace,
-        work: Work,
-        local_steps: int,
-        client: int,
-        rounds: int,
-    ) -> None:
-        """rounds: of the run; energy of later ones is none."""
-        if not 0 <= client < len(fleet):
-            raise InputError(f"this node is client {client}, but the fleet has clients 0 to {len(fleet) - 1}.")
-        alone = np.array([client])
-        own = Pace(pace.train[alone], pace.air[alone], pace.radio[alone])
-        super().__init__(fleet.part(alone), policy, seed, own, work, local_steps)
-        self.ids, self.rounds = alone, rounds
+    def __init__(self, terms: Arrays) -> None:
+        local_steps, affordable, unlimited, _, sends, client = terms["numbers"].tolist()
+        charging, leak, standby, start, spread, browns_out = terms["storage"].tolist()
+        storage = Storage(charging, leak, standby, start, spread, bool(browns_out))
+        # The harvest is known; of the fleet, the timeline needs the battery.
+        fleet = Fleet.from_cycles(terms["cycle"], terms["offset"], capacity=terms["capacity"].tolist(), storage=storage)
+        fleet = replace(fleet, unit_j=terms.get("unit_j"))
+        work = Work(local_steps="affordable" if affordable else "all", partial="send" if sends else "lose")
+        policy = Always() if unlimited else Greedy()
+        super().__init__(fleet, policy, int(terms["seed"]), Pace(*terms["pace"]), work, local_steps)
+        self.ids, self.harvest = np.array([client]), terms["harvest"]
 
     def advance(self, rounds: range) -> None:
         for number in rounds:
-            self.battery.charge(self.fleet.harvest(number, self.seed))
+            self.battery.charge(self.harvest[number : number + 1] if number < len(self.harvest) else np.zeros(1))
 
     def pays(self) -> bool:
         return bool(self._pays(np.array([0]))[0])
@@ -138,7 +134,7 @@ class Simulated(Timeline):
     def next(self, round: int) -> int:
         battery, now = deepcopy(self.battery), round + 1
         self.advance(range(now, now + 1))
-        while not self.pays() and now < self.rounds:
+        while not self.pays() and now < len(self.harvest):
             now += 1
             self.advance(range(now, now + 1))
         self.battery = battery
@@ -157,9 +153,10 @@ class Simulated(Timeline):
 class Metered:
     """Energy that is really there, read off a meter when the server asks."""
 
-    def __init__(self, energy: Measured, local_steps: int, affordable: bool, unlimited: bool) -> None:
-        """affordable: begin with as many steps as are paid for. unlimited: whatever the meter says."""
-        self.local_steps, self.affordable, self.unlimited, self.spent = local_steps, affordable, unlimited, 0.0
+    def __init__(self, energy: Measured, terms: Arrays) -> None:
+        local_steps, affordable, unlimited, *_ = terms["numbers"].tolist()
+        self.local_steps, self.affordable, self.unlimited = int(local_steps), bool(affordable), bool(unlimited)
+        self.spent = 0.0
         try:
             self.level = max(energy.meter.rounds(), 0.0)
         except MeterError as error:
@@ -194,19 +191,34 @@ class Metered:
         self.spent = float(state["spent"])
 
 
-def terms(experiment: Experiment) -> Arrays:
-    """What a client with a meter must know of an experiment, kept so that it need not be read every time."""
-    if not experiment.asynchronous:
+_STORAGE = ("charging", "leak", "standby", "start", "cost_spread", "browns_out")
+
+
+def terms_of(
+    fleet: Fleet, policy: Policy, seed: int, pace: Pace, work: Work, local_steps: int, client: int, rounds: int
+) -> Arrays:
+    """What one client must know of a run to decide alone, as plain arrays."""
+    if not 0 <= client < len(fleet):
+        raise InputError(f"this node is client {client}, but the fleet has clients 0 to {len(fleet) - 1}.")
+    alone = np.array([client])
+    own, unlimited = fleet.part(alone), policy.energy is Energy.UNLIMITED
+    slots = slots_per_round(pace, work, local_steps)
+    numbers = [local_steps, work.local_steps == "affordable", unlimited, slots, work.partial == "send", client]
+    found = {
+        "numbers": np.array(numbers, np.int64),
+        "harvest": np.array([own.harvest(round, seed)[0] for round in range(rounds)], np.float64),
+        "storage": np.array([np.ravel(getattr(own.storage, name))[0] for name in _STORAGE], np.float64),
+        "capacity": own.capacity, "cycle": own.cycles(), "offset": own.offsets(), "seed": np.array(seed, np.uint64),
+        "pace": np.stack([pace.train[alone], pace.air[alone], pace.radio[alone]]),
+    }  # fmt: skip
+    return found if own.unit_j is None else {**found, "unit_j": own.unit_j}
+
+
+def terms(experiment: Experiment, client: int) -> Arrays:
+    """The same of an experiment. Kept, they spare a device from reading it, which loads torch, to answer."""
+    e = experiment
+    if not e.asynchronous:
         raise InputError("the server has no rounds, and this client's experiment has; give both the same experiment.")
-    slots = slots_per_round(experiment.make_pace(experiment.make_fleet()), experiment.work, experiment.local_steps)
-    unlimited = experiment.policy.energy is Energy.UNLIMITED
-    affordable = experiment.work.local_steps == "affordable"
-    return {"numbers": np.array([experiment.local_steps, affordable, unlimited, slots], np.int64)}
-
-
-def simulated(experiment: Experiment, client: int) -> Simulated:
-    """The client's part of the experiment's own fleet."""
-    e, fleet = experiment, experiment.make_fleet()
-    return Simulated(
-        fleet, e.policy, e.seeds.schedule, e.make_pace(fleet), e.work, e.local_steps, client, e.rounds
-    )  # fmt: skip
+    fleet = e.make_fleet()
+    pace = e.make_pace(fleet)
+    return terms_of(fleet, e.policy, e.seeds.schedule, pace, e.work, e.local_steps, client, e.rounds)

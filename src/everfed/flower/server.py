@@ -45,13 +45,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr.everfed")
 
+# What a summary says of rounds alone: where updates count for the time since the last, a lost one moves no weight.
+_OF_ROUNDS = ("missed", "delivered", "bias", "worst_client", "worst_delivered", "empty_rounds")
+
 
 def server_app(experiment: Described, *, data: FederatedData | None = None) -> ServerApp:
     """A ServerApp that runs the experiment on the nodes there are, and writes a run folder.
 
     The run's configuration says the rest: `folder` (where to write; an interrupted run goes on there),
     `keys` (a folder of the clients' public keys; without it nodes are believed), `set` (changes to the
-    experiment) and the names of `RoundLimits` with dashes (`query-s`, `train-s`, ...).
+    experiment) and the names of `RoundLimits` with dashes (`query-s`, `train-s`, ...). Methods without rounds need
+    `round-s`, the seconds of a round of time.
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
     """
     app = ServerApp()
@@ -75,8 +79,12 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
                 f", accuracy {record.metrics.accuracy:.3f}" if record.metrics and record.metrics.accuracy else "",
             )  # fmt: skip
             summary = ledger.summary()
+            if chosen.asynchronous:
+                summary = {name: value for name, value in summary.items() if name not in _OF_ROUNDS}
             write_atomically(folder / "deployment.json", json.dumps(summary, indent=1) + "\n")
-        if summary:
+        if chosen.asynchronous and summary:
+            log.info("%(lost)d of %(planned)d works were lost and %(refused)d refused", summary)
+        elif summary:
             log.info(
                 "%(lost)d of %(planned)d participations were lost and %(refused)d refused, %(missed)d missed while "
                 "disconnected; %(bias)s of the weight went to other clients than it should",
@@ -138,6 +146,7 @@ def remote_run(
     if experiment.asynchronous:
         flight = Flight(server.params, experiment.compression, setup.fleet.message_bits, experiment.seeds.batch)
         source = ArrivalServer(setup, flight, grid, limits=limits, roster=roster, folder=folder)
+        setup.look_ahead()
         return AsynchronousRun(setup, source, server, setup.evaluator())
     round_server = RoundServer(
         setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,

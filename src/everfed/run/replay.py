@@ -7,6 +7,7 @@ arrived. Local training follows from these alone, and so does the model, to the 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,6 +68,26 @@ def read_log(folder: Path) -> list[LoggedWork]:
     except (json.JSONDecodeError, TypeError):
         return found
     return found
+
+
+class Journal:
+    """The log of a run that goes on, kept in its folder."""
+
+    def __init__(self, folder: Path, round: int) -> None:
+        """round: the first that is to be logged; what the log says of later ones is forgotten."""
+        kept = [work.line() for work in read_log(folder) if work.arrived < round * MOMENTS]
+        unfinished = folder / f"{LOG}.unfinished"
+        unfinished.write_text("".join(kept), encoding="utf-8")
+        os.replace(unfinished, folder / LOG)
+        self.file = open(folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - as long as the run
+
+    def add(self, work: LoggedWork) -> None:
+        self.file.write(work.line())
+
+    def sync(self) -> None:
+        """Everything added is on the disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
 
 
 def replay(experiment: Experiment, log: Iterable[LoggedWork]) -> AsynchronousRun:
