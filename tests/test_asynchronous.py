@@ -233,6 +233,12 @@ def test_kernels_train_work_from_different_versions(client):
     assert_close(fast, plain, 1e-4)
 
 
+@pytest.mark.parametrize(("offset", "said"), [(0, "1 of 2 clients arrives"), (30, "first energy arrives after")])
+def test_clients_whose_work_never_arrives_are_named(offset, said):
+    with pytest.warns(ef.EverfedWarning, match=said):
+        pulling("renewal", 3, cycles=(1, 20), duration=1.0, offsets=[0, offset] if offset else [0, 2])
+
+
 def test_versions_are_kept_only_while_somebody_needs_them():
     run = ef.start(digits("renewal", work=Work(duration=0.9, spread=0.2)))
     for record in run:

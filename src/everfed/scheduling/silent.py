@@ -60,9 +60,10 @@ def never_trained(
     who = np.flatnonzero(silent)
     if len(who) == 0:
         return ""
-    # A unit of energy is no condition for work of fewer steps, and work that has begun may end too late.
-    late = fleet.offsets()[who] >= rounds
-    reasons = [_LATE * x for x in late] if asynchronous else _reasons(fleet, policy, who, rounds, seed)
+    if asynchronous:  # a unit of energy is no condition for fewer steps, and work that has begun may end too late
+        reasons = [_LATE if late else "" for late in fleet.offsets()[who] >= rounds]
+    else:
+        reasons = _reasons(fleet, policy, who, rounds, seed)
     parts = []
     for group in fleet.groups():
         inside = np.isin(who, group.clients)
