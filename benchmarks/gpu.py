@@ -4,6 +4,7 @@
     python benchmarks/gpu.py start      # process start to the first finished round, cold and warm kernel cache
     python benchmarks/gpu.py many       # 2,000 participants in one round, in chunks
     python benchmarks/gpu.py large      # 1,000 participants a round out of 10,000 clients, against 40 in a round
+    python benchmarks/gpu.py flight     # 1,000 clients, about 40 at work: updates a second, with and without rounds
     python benchmarks/gpu.py figure     # four methods, 1,000 rounds, evaluation every 20 (needs CIFAR-10)
 
 Workload: 1,250 uint8 images of 32x32 a client, 5 Adam steps of batch 50, state kept per client,
@@ -140,6 +141,27 @@ def large(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def flight(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Asynchronous clients against rounds of about as many: each a unit of energy with chance 1/25 a round."""
+    rows = []
+    fleet = ef.Fleet.from_cycles(np.full(1000, 25), arrivals="bernoulli")
+    cases = {"rounds": ("greedy", ef.Work()), "one after the other": ("renewal", ef.Work(duration=1.0, spread=0.2))}
+    cases["many at a moment"] = ("renewal", ef.Work(duration=1.0))
+    for precision in options.precisions:
+        first = None
+        for name, (method, work) in cases.items():
+            run = simulation(fleet, method, options.rounds, precision, "auto", each=100, work=work)
+            records = list(run)[options.rounds // 2 : -1]
+            updates = sum(len(r.participants) for r in records) / sum(r.seconds for r in records)
+            first = first or updates
+            row = {"precision": precision, "arrivals": name, "trainer": run.source.training().trainer}
+            rows.append({**row, "updates_per_s": updates, "of_rounds": updates / first})
+            print(f"| {precision} | {name} | {row['trainer']} | {updates:,.0f} | {updates / first:.2f} |", flush=True)
+            del run
+            torch.cuda.empty_cache()
+    return rows
+
+
 def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
     from everfed.data.images import Cifar10
     from everfed.learning.models import McMahanCnn
@@ -164,7 +186,8 @@ def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parts = {"rounds": rounds, "start": start, "first": first, "many": many, "large": large, "figure": figure}
+    parts = {"rounds": rounds, "start": start, "first": first, "many": many, "large": large, "flight": flight}
+    parts["figure"] = figure
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(parts))
     parser.add_argument("--rounds", type=int, default=60)
