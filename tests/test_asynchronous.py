@@ -57,12 +57,12 @@ def late_mean(run):
 @pytest.mark.parametrize("arrivals", ["lump", "bernoulli", "markov"])
 def test_a_buffer_of_one_leans_to_the_frequent(arrivals):
     """The rare client's part is its part of all arrivals, 1/21."""
-    assert late_mean(pulling(UNDISCOUNTED, 1600, arrivals=arrivals)) == pytest.approx(1 / 21, abs=0.025)
+    assert late_mean(pulling(UNDISCOUNTED, 900, arrivals=arrivals)) == pytest.approx(1 / 21, abs=0.03)
 
 
 def test_a_buffer_of_one_leans_to_the_frequent_with_work_times():
     """Work of a round, energy with chance q a round: (1 - q) / q more rounds of waiting, and the same for all."""
-    q, rounds = np.array([1.0, 0.05]), 1600
+    q, rounds = np.array([1.0, 0.05]), 1000
     intervals = 1.0 + (1.0 - q) / q
     expected = (1 / intervals[1]) / (1 / intervals).sum()
     run = pulling(UNDISCOUNTED, rounds, duration=1.0, arrivals="bernoulli", capacity=1.0)
@@ -73,12 +73,12 @@ def test_a_buffer_of_one_leans_to_the_frequent_with_work_times():
 @pytest.mark.parametrize("duration", [0.0, 0.5])
 def test_renewal_does_not_lean(arrivals, duration):
     records = []
-    run = pulling("renewal", 1600, cycles=(1, 10), duration=duration, lr=0.004, arrivals=arrivals)
+    run = pulling("renewal", 1000, cycles=(1, 10), duration=duration, lr=0.004, arrivals=arrivals)
     course = []
     for record in run:
         records.append(record)
         course.append(float(run.server.params[0]))
-    assert np.mean(course[400:]) == pytest.approx(0.5, abs=0.06)
+    assert np.mean(course[250:]) == pytest.approx(0.5, abs=0.06)
     for client in (0, 1):
         times = np.concatenate([r.arrived.times[r.participants == client] for r in records])
         weights = np.concatenate([r.scales[r.participants == client] for r in records])
@@ -218,7 +218,11 @@ def test_a_run_goes_on_where_it_was_saved(method, split):
         assert {**a.to_dict(), "seconds": 0} == {**b.to_dict(), "seconds": 0}
 
 
-@pytest.mark.parametrize("client", [ef.SGD(0.1, schedule=ef.Cosine()), ef.Adam(0.01)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "client",
+    [ef.SGD(0.1, schedule=ef.Cosine()), pytest.param(ef.Adam(0.01), marks=pytest.mark.long)],
+    ids=["sgd", "adam"],
+)
 def test_kernels_train_work_from_different_versions(client):
     """Each row from its own model, with its own slot's draws, dropout and rate."""
     pytest.importorskip("triton")
@@ -226,7 +230,7 @@ def test_kernels_train_work_from_different_versions(client):
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, 10)
     )
     e = digits("renewal", work=Work(duration=0.6, spread=0.2), model=module, client=client)
-    e = replace(e, rounds=4, fleet=CycleFleet(clients=5, cycles=(1, 2)), local_steps=2, batch_size=4)
+    e = replace(e, rounds=3, fleet=CycleFleet(clients=4, cycles=(1, 2)), local_steps=2, batch_size=2)
     plain, records = trained(replace(e, trainer="one-by-one"))
     assert max(int(r.arrived.staleness.max(initial=0)) for r in records) > 0
     fast, _ = trained(replace(e, trainer="kernels", check_trainer=False))
@@ -330,14 +334,16 @@ def test_methods_have_no_plan_of_rounds(method):
         ef.plan(ef.Fleet.from_cycles([1, 5]), method, 10)
 
 
-@pytest.mark.parametrize("rule", [Renewal(), RenewalDiscounted(), FedBuff(size=4), FedAsync(), Area()], ids=repr)
-@pytest.mark.parametrize("gradients", [(), (ef.Proximal(0.1), ef.Clip(0.5))], ids=["plain", "proximal"])
+@pytest.mark.parametrize(
+    ("rule", "gradients"),
+    [(Renewal(), (ef.Proximal(0.1), ef.Clip(0.5))), (RenewalDiscounted(), ()), (FedBuff(size=4), ()), (FedAsync(), ()),
+     (Area(), ())],
+    ids=lambda part: type(part).__name__,
+)  # fmt: skip
 def test_fleets_of_devices_have_their_own_times(rule, gradients):
-    group = DeviceGroup(count=6, device="raspberry-pi-zero-2w", panel_wp=15.0, battery_wh=4.0, spread=0.2)
-    e = ef.Experiment(
-        fleet=DeviceFleet((group,), round_s=1800.0), rounds=60, policy=Greedy(), server=rule, gradients=gradients,
-        local_steps=4,
-    )  # fmt: skip
+    group = DeviceGroup(count=6, device="raspberry-pi-zero-2w", panel_wp=15.0, battery_wh=0.2, spread=0.2)
+    fleet = DeviceFleet((group,), round_s=1800.0, start_day="06-21", utc_h=5.0)
+    e = ef.Experiment(fleet=fleet, rounds=20, policy=Greedy(), server=rule, gradients=gradients, local_steps=4)
     run = ef.start(e)
     pace = run.source.timeline.pace
     assert np.allclose(pace.train * 1800.0, 4 * 2.0)
