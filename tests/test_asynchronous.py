@@ -341,7 +341,7 @@ def test_methods_have_no_plan_of_rounds(method):
     ids=lambda part: type(part).__name__,
 )  # fmt: skip
 def test_fleets_of_devices_have_their_own_times(rule, gradients):
-    group = DeviceGroup(count=6, device="raspberry-pi-zero-2w", panel_wp=15.0, battery_wh=0.2, spread=0.2)
+    group = DeviceGroup(count=6, device="raspberry-pi-zero-2w", panel_wp=0.05, battery_wh=0.15, switched_off=True)
     fleet = DeviceFleet((group,), round_s=1800.0, start_day="06-21", utc_h=5.0)
     e = ef.Experiment(fleet=fleet, rounds=20, policy=Greedy(), server=rule, gradients=gradients, local_steps=4)
     run = ef.start(e)
