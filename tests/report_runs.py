@@ -10,15 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
+from everfed.auditing.weighing import weighed
 from everfed.energy.battery import Books
 from everfed.energy.physical import DeviceFleet, DeviceGroup
+from everfed.energy.work import MOMENTS
 from everfed.errors import EverfedWarning
 from everfed.learning.metrics import Metrics
 from everfed.methods import plan
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
-from everfed.run.history import RoundRecord
+from everfed.run.history import Arrived, RoundRecord
 from everfed.run.start import start
+from everfed.scheduling.plan import PlanStep
+from everfed.scheduling.timeline import Timeline
+from everfed.server.mode import arrival_rule
 from everfed.store.reading import StoredRun
 
 METHODS = ("algorithm1", "greedy", "fedavg")
@@ -46,7 +51,7 @@ def untrained(experiment: Experiment, name: str = "synthetic", state: str = "don
     every = experiment.eval_every or max(1, experiment.rounds // 20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EverfedWarning)
-        for step in plan(fleet, experiment.policy, experiment.rounds, experiment.seed):
+        for step, arrived in _steps(experiment, fleet):
             done = step.round + 1
             accuracy = 0.1 + 0.8 * done / experiment.rounds
             metrics = Metrics(
@@ -57,9 +62,23 @@ def untrained(experiment: Experiment, name: str = "synthetic", state: str = "don
             record = RoundRecord(
                 step.round, step.clients, step.scales, weight, step.energy, update_norm=0.1, train_loss=1.0,
                 metrics=metrics if done % every == 0 or done == experiment.rounds else None, seconds=0.01,
+                arrived=arrived,
             )  # fmt: skip
             records.append(record)
     return StoredRun(records, {}, Path(name), experiment, state)
+
+
+def _steps(experiment, fleet):
+    """Who takes part in each round, or arrives in it."""
+    rule = arrival_rule(experiment.policy, experiment.server, experiment.mode, experiment.work)
+    if rule is None:
+        yield from ((step, None) for step in plan(fleet, experiment.policy, experiment.rounds, experiment.seed))
+        return
+    shares, steps = np.full(len(fleet), 1.0 / len(fleet)), experiment.local_steps
+    line = Timeline(fleet, experiment.policy, experiment.seed, experiment.make_pace(fleet), experiment.work, steps)
+    for number, found in enumerate(weighed(line, rule, shares, experiment.rounds)):
+        arrived = Arrived(found.moments / MOMENTS, found.staleness, found.steps, number)
+        yield PlanStep(number, found.clients, found.coefficients * len(fleet), found.energy), arrived
 
 
 def scripted(participants: Sequence[Sequence[int]], accuracy: Sequence[float | None], clients: int = 4) -> StoredRun:

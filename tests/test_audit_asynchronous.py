@@ -103,12 +103,12 @@ class TestExactRates:
     @pytest.mark.parametrize("steps", ["all", "affordable"])
     @pytest.mark.parametrize("kind", ["lump", "trickle"])
     def test_regular_energy_to_the_last_arrival(self, kind, steps):
-        """After the first rounds, everything repeats every 210 rounds, if not before."""
+        """After the first rounds, everything repeats every 2100 rounds, if not before."""
         offsets = [i % 4 for i in range(len(MANY))]
         fleet = ef.Fleet.from_cycles(MANY_CYCLES, offsets, arrivals=kind, capacity=MANY_CAPACITIES)
         work = Work(local_steps=steps)
         exact = rates(fleet, Greedy(), MANY_PACE, work, STEPS)
-        found = counted(fleet, work, MANY_PACE, 60 + 2 * 210, 1, 60)[:, 0]
+        found = counted(fleet, work, MANY_PACE, 60 + 2100, 1, 60)[:, 0]
         np.testing.assert_allclose(found, exact, rtol=1e-6)
 
     @pytest.mark.parametrize("steps", ["all", "affordable"])
