@@ -59,7 +59,7 @@ cases = st.one_of(st.tuples(cycle_fleets, works), st.tuples(st.just(DEVICES), de
 METHODS = st.sampled_from(["renewal", "renewal-discounted", "fedasync", "area", "greedy"])
 
 
-@drawn(40)
+@drawn(25)
 @given(cases, METHODS, st.integers(0, 3))
 def test_the_records_of_any_run(case, method, seed):
     fleet, work = case
