@@ -59,7 +59,7 @@ cases = st.one_of(st.tuples(cycle_fleets, works), st.tuples(st.just(DEVICES), de
 METHODS = st.sampled_from(["renewal", "renewal-discounted", "fedasync", "area", "greedy"])
 
 
-@drawn(40)
+@drawn(25)
 @given(cases, METHODS, st.integers(0, 3))
 def test_the_records_of_any_run(case, method, seed):
     fleet, work = case
@@ -78,7 +78,8 @@ def test_the_records_of_any_run(case, method, seed):
         came = books.initial + books.harvested + books.shortfall
         went = books.spent + books.standby + books.leaked + books.lost + books.wasted + books.stored
         assert came == pytest.approx(went)
-        assert books.shortfall == books.violations == 0
+        assert books.violations == 0
+        assert books.shortfall < 1e-9
         assert books.stored >= -1e-9
         # Each work that ends well arrives once, when it ends.
         ended = timeline.round(record.round).arrived

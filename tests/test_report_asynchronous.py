@@ -178,7 +178,7 @@ def everfed(*arguments: str) -> str:
 
 
 def test_commands_speak_of_time(tmp_path):
-    quick = ("digits-quick", "--device", "cpu", "--rounds", "20", "--clients", "8", "--set", "fleet.arrivals=trickle")
+    quick = ("digits-quick", "--device", "cpu", "--rounds", "20", "--set", "fleet.arrivals=trickle")
     affordable = ("--set", "work.local_steps=affordable", "--set", "work.duration=0.4")
     said = everfed("run", *quick, *affordable, "--method", "renewal", "--out", tmp_path / "one")
     assert "20 rounds of time" in said
