@@ -50,6 +50,7 @@ _THIN = [
     {**_ESP32, "trace": "FOLDER/supply.csv", "trace_scale": 2e-4, "battery_wh": 0.01, "step_s": 1.0}
 ]  # radio rules
 _ARRAYS = {"fleet.clients": 6}
+_WORK = {"work.duration": 0.4, "work.spread": 0.2, "work.local_steps": "affordable"}
 _KERNELS = {"trainer": "kernels", "rounds": 3, "local_steps": 2, "fleet.clients": 4}
 _FLOWER = {"fleet.clients": 4, "rounds": 8}
 
@@ -82,6 +83,14 @@ def _cases() -> list[Case]:
         Case("server-yogi", {"server_optimizer": {"kind": "yogi", "lr": 0.05}}),
         Case("server-adagrad", {"server_optimizer": {"kind": "adagrad", "lr": 0.05}}),
         Case("policy-thrifty", {"policy": {"kind": "thrifty", "chance": 0.5}, "fleet.arrivals": "bernoulli"}),
+        # Without rounds.
+        Case("method-renewal", {"method": "renewal", "work.duration": 0.4}),
+        Case("method-renewal-discounted", {"method": "renewal-discounted", **_WORK, "fleet.arrivals": "trickle"}),
+        Case("method-fedbuff", {"method": "fedbuff", "server.size": 3, **_WORK, "server_optimizer": "momentum"}),
+        Case("method-fedasync", {"method": "fedasync", "work.duration": 0.4, "server.discount": "hinge"}),
+        Case("method-area", {"method": "area", **_MOMENTUM, "work.duration": 1.0, "fleet.arrivals": "bernoulli"}),
+        Case("fedbuff-checkpoint", {"method": "fedbuff", "server.size": 3, **_WORK, "server_optimizer": "momentum"},
+             how="checkpoint", same_as="method-fedbuff"),
         Case("mifa-at-once", {"method": "mifa", "server.wait": False}),
         Case("scaffold-one-by-one", {"method": "scaffold", "trainer": "one-by-one"}),
         Case("fedawe-one-by-one", {"method": "fedawe", "trainer": "one-by-one"}),

@@ -232,8 +232,8 @@ class Wrong(Batched):
             grads[0, 0] = torch.nan
         return grads, losses * (1.01 if self.trouble == "the loss" else 1.0)
 
-    def _train_chunk(self, params, clients, round):
-        trained = super()._train_chunk(params, clients, round)
+    def _train_chunk(self, params, clients, *which):
+        trained = super()._train_chunk(params, clients, *which)
         if self.trouble == "the sum":
             trained.weighted_sum = lambda c, skip=False: PlainTrained.weighted_sum(trained, c[::-1], skip)
         return trained

@@ -102,10 +102,10 @@ def test_out_of_memory_halves_the_chunk_and_loses_nothing(monkeypatch):
     whole = ef.simulate(made, data, FLEET, "fedavg", device="cuda", trainer="batched", **SETTINGS)
     train_chunk = Batched._train_chunk
 
-    def tight(self, params, clients, round):
+    def tight(self, params, clients, *which):
         if len(clients) > 1:  # ask the real allocator for more than there is
             torch.empty(10**15, device="cuda", dtype=torch.uint8)
-        return train_chunk(self, params, clients, round)
+        return train_chunk(self, params, clients, *which)
 
     monkeypatch.setattr(Batched, "_train_chunk", tight)
     with pytest.warns(ef.EverfedWarning, match="out of device memory with 4 clients at once; continuing with 2"):
