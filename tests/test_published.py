@@ -271,6 +271,11 @@ def test_a_server_optimizer_has_nothing_to_move_under_fedawe():
     path(simulation(ef.FedAWE(), server_optimizer=ef.ServerSGD()))
 
 
-def test_kernels_give_way_to_clients_that_start_from_their_own_models():
-    with pytest.raises(ef.InputError, match="kernels start all clients from one model"):
-        simulation(ef.FedAWE(), trainer="kernels")
+def test_kernels_start_clients_from_their_own_models():
+    pytest.importorskip("triton")
+    data, fleet = ef.load("digits").partition(4, "iid"), ef.Fleet.from_cycles([1, 2, 2, 3])
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    how = {"rounds": 4, "local_steps": 2, "batch_size": 4, "client": ef.SGD(0.1), "device": "cpu"}
+    fast, slow = (ef.simulate(module, data, fleet, "fedawe", trainer=name, **how) for name in ("kernels", "batched"))
+    for name, value in slow.params.items():
+        torch.testing.assert_close(fast.params[name], value, rtol=1e-4, atol=1e-6)

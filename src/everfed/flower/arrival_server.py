@@ -76,7 +76,7 @@ class ArrivalServer:
         self.setup, self.flight, self.limits = setup, flight, limits or RoundLimits()
         check_limits(self.limits)
         self.received = Received()
-        flight.trainer = self.received
+        flight.train_by(self.received)
         self.grid, self.roster = grid, roster or Roster()
         self.mail = Mailbox(grid, min(POLL_S, self.limits.round_s * _POLL))
         self.shapes = setup.layout.shapes_by_name()

@@ -55,6 +55,10 @@ class Flight:
         self.models: dict[int, Tensor] = {}  # by version
         self.users: dict[int, int] = {}  # how many pieces began with each
 
+    def train_by(self, trainer: Trainer) -> None:
+        """Use a trainer, which was made to start clients where `starts` says."""
+        self.trainer = trainer
+
     def starts(self, clients: Ints) -> Tensor:
         """[C, parameters]: where these clients began; the initial model for those not in flight, to try trainers."""
         pieces = map(self.pieces.get, clients.tolist())

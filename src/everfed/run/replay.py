@@ -98,7 +98,7 @@ def replay(experiment: Experiment, log: Iterable[LoggedWork]) -> AsynchronousRun
     if not isinstance(intake, Intake):
         raise InputError(f"mode is '{experiment.mode}': only asynchronous runs are made again from a log of arrivals.")
     flight = Flight(server.params, experiment.compression, setup.fleet.message_bits, experiment.seeds.batch)
-    flight.trainer = _OneAtATime(setup.trainer((), flight.starts, slots=setup.timeline().slots), flight)
+    flight.train_by(_OneAtATime(setup.trainer((), flight.starts, slots=setup.timeline().slots), flight))
     source = Replayed(list(log), flight, intake, policy_scales(setup))
     return AsynchronousRun(setup, source, server, setup.evaluator())
 

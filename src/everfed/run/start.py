@@ -41,6 +41,6 @@ def start(
 def _asynchronous(setup: Setup, server: Server, memory_budget: int) -> AsynchronousRun:
     e, timeline = setup.experiment, setup.timeline()
     flight = Flight(server.params, e.compression, setup.fleet.message_bits, e.seeds.batch)
-    flight.trainer = setup.trainer((), flight.starts, memory_budget, timeline.slots)
+    flight.train_by(setup.trainer((), flight.starts, memory_budget, timeline.slots))
     looked_ahead = setup.look_ahead()
     return AsynchronousRun(setup, Airborne(timeline, flight), server, setup.evaluator(), looked_ahead, memory_budget)
