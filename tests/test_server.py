@@ -24,7 +24,7 @@ from everfed.server.vectors import Vectors
 from everfed.store.checkpoint import load_checkpoints, save_checkpoint
 
 CPU = torch.device("cpu")
-RULES = {name: row() for name, row in ef.SERVER_RULES.items()}
+RULES = {name: row() for name, row in ef.SERVER_RULES.items() if not row.asynchronous}
 OPTIMIZERS = {name: row() for name, row in ef.SERVER_OPTIMIZERS.items()}
 REMEMBER = [LastUpdates, Mifa, FedVarp, Varp, Scaffold, HTScaffold]
 
