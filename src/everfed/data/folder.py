@@ -39,7 +39,8 @@ class Folder(Checked):
     about: further arrays or columns that say something of the clients, the same in all rows of a client.
     test_part: of each client's rows, at random but always the same, that are the test set if there is none.
     task: "auto" follows from the targets: whole numbers are classes, and tokens if each row has several; floats are a
-    regression; several booleans a row are labels.
+    regression; several booleans a row are labels. Inputs keep their types as in `from_arrays`: bytes are pixels, other
+    whole numbers tokens.
     """
 
     natural: ClassVar[bool] = True  # its samples have owners

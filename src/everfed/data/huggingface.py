@@ -11,7 +11,7 @@ import numpy as np
 from everfed.checks import BelowOne, Checked, Count
 from everfed.data.dataset import Dataset
 from everfed.data.folder import Task
-from everfed.data.on_demand_hf import check_table, stacked
+from everfed.data.on_demand_hf import check_table, read_columns
 from everfed.data.rows import Array, Rows, dataset, named, of_clients
 from everfed.data.text import Writer, next_character
 from everfed.errors import InputError, extra, first_line
@@ -73,9 +73,8 @@ class FromHub(Checked):
         if len(table):
             one = np.asarray(table[0][self.x]).nbytes
             check_memory(f"reading {len(table):,} rows of '{self.name}'", 2 * one * len(table), RAISE, part=0.5)
-        found = table.select_columns([self.x, self.y]).with_format("numpy")[:]
         about = {key: column(table, key) for key in self.about if key in table.column_names}
-        return Rows(stacked(found[self.x], self.x), np.asarray(found[self.y]), column(table, self.client), about)
+        return Rows(*read_columns(table, self.x, self.y, slice(None)), column(table, self.client), about)
 
     def _texts(self, table: Any) -> Dataset:
         if self.test_split:
