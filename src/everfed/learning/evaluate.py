@@ -22,7 +22,7 @@ from everfed.learning.calling import outputs_of
 from everfed.learning.layout import Layout
 from everfed.learning.measures import BROUGHT, METRICS, Measure, Metric, measured, name_of, own_metrics
 from everfed.learning.metrics import NAMES, Metrics as Metrics
-from everfed.learning.objectives import Targets, per_target
+from everfed.learning.objectives import LOSSES, Targets, per_target
 from everfed.learning.precision import autocast
 from everfed.learning.task import Loss, own_tensor
 from everfed.learning.trial import undisturbed
@@ -201,7 +201,7 @@ class Evaluator:
         """The task's and the run's further metrics, and in `breakdown` their parts."""
         found = {}
         for name, metric in self.metrics.items():
-            found[name] = measured(name, metric, outputs, self.y)
+            found[name] = self._measured(name, metric, outputs, self.y)
             parts = self._own_by_group(name, metric, outputs)
             if isinstance(metric, Measure) and metric.per_class and self.classes <= _MOST_CLASSES:
                 values = metric.each(outputs, self.y)
@@ -209,6 +209,9 @@ class Evaluator:
             if parts:
                 breakdown[name] = parts
         return found
+
+    def _measured(self, name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+        return measured(name, metric, outputs, targets, self.task, scores=self.loss is LOSSES[self.task])
 
     def _own_by_group(self, name: str, metric: Metric, outputs: Tensor) -> dict[str, float]:
         if self.owner is None:
@@ -222,7 +225,7 @@ class Evaluator:
         def of(clients: Ints) -> float:
             some = torch.as_tensor(np.flatnonzero(np.isin(self.owner, clients)), device=self.y.device)  # type: ignore[arg-type]
             try:
-                return measured(name, metric, outputs[some], self.y[some]) if len(some) else math.nan
+                return self._measured(name, metric, outputs[some], self.y[some]) if len(some) else math.nan
             except InputError:  # undefined for these few, such as those of one class alone
                 return math.nan
 
