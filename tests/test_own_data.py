@@ -361,3 +361,49 @@ def test_what_cannot_be_loaded_is_refused(hub, tmp_path):
         FromHub().load()
     with pytest.raises(InputError, match="the data set 'nobody/nothing-at-all' cannot be loaded"):
         FromHub(name="nobody/nothing-at-all").load()
+
+
+def test_a_split_that_is_not_there_is_refused(hub, tmp_path):
+    pictures(hub).save_to_disk(tmp_path / "one")
+    hub.DatasetDict(train=pictures(hub), test=pictures(hub, 6)).save_to_disk(tmp_path / "two")
+    options = {"client": "writer_id", "x": "image", "y": "character"}
+
+    def refusal(place, **more):
+        with pytest.raises(InputError) as error:
+            FromHub(name=str(tmp_path / place), **options, **more).load()
+        return str(error.value)
+
+    assert "without splits, so there is no 'trian'" in refusal("one", split="trian")
+    assert "without splits, so there is no 'test'" in refusal("one", test_split="test")
+    assert "no split 'trian'; it has train, test" in refusal("two", split="trian")
+    for place in ("one", "two"):
+        assert "'train', which is trained on" in refusal(place, test_split="train")
+    assert len(FromHub(name=str(tmp_path / "two"), **options, split="test").load().x) == 6
+
+
+def test_texts_that_are_missing_or_empty_are_told_by_name(hub, tmp_path):
+    options = {"client": "who", "x": "text", "y": "", "length": 5}
+
+    def source(texts):
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        hub.Dataset.from_dict({"who": ["a", "b", "c"] * 2, "text": texts}).save_to_disk(place)
+        return FromHub(name=str(place), **options)
+
+    with pytest.raises(InputError, match="the column 'text' has no text in row 1"):
+        source(["hello", None, "there", "you", "all", "now"]).load()
+    with pytest.warns(ef.EverfedWarning, match="client b, c has only empty texts and is left out"):
+        data = source(["hello", "", "", "you", "", ""]).load()
+    assert data.owners.names == ("a",)
+    assert characters(data.x.reshape(-1)) == "hello\nyo"
+    assert source(["hello", "", "there", "you", "all", "now"]).load().owners.names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("prefix", ["", "test_"])
+def test_one_input_beside_named_ones_is_refused(table, tmp_path, prefix):
+    rows = {name: table[name] for name in ("x", "y", "client")}
+    both = rows | {f"test_{name}": array for name, array in rows.items()} | {f"{prefix}x_b": rows["x"]}
+    with pytest.raises(InputError, match=f"has the inputs {prefix}x and {prefix}x_b"):
+        Folder(path=write_arrays(tmp_path / "a", both)).load()
+    named = {"x": rows["x"], "x_label": rows["y"], "x_who": rows["client"], "x_age": table["age"]}
+    found = Folder(path=write_arrays(tmp_path / "b", named), y="x_label", client="x_who", about=("x_age",)).load()
+    assert found.x.shape == (24, 2)

@@ -91,9 +91,15 @@ class Folder(Checked):
         return [path for path in files if path.suffix in (".parquet", ".npy", ".npz")]
 
     def _from_arrays(self, arrays: _Arrays, prefix: str) -> Rows:
-        several = [name for name in arrays.places if name.startswith(f"{prefix}{self.x}_")]
+        others = {f"{prefix}{name}" for name in (self.y, self.client, *self.about)}
+        several = [name for name in arrays.places if name.startswith(f"{prefix}{self.x}_") and name not in others]
+        if several and f"{prefix}{self.x}" in arrays.places:
+            raise InputError(
+                f"'{self.path}' has the inputs {prefix}{self.x} and {several[0]}; of one input alone {self.x} is the "
+                f"name, and of several each is {self.x}_NAME."
+            )
         x: Inputs
-        if several and f"{prefix}{self.x}" not in arrays.places:
+        if several:
             x = {name.removeprefix(f"{prefix}{self.x}_"): arrays.read(name) for name in several}
         else:
             x = arrays.read(f"{prefix}{self.x}")

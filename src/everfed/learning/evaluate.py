@@ -17,7 +17,7 @@ from everfed.data.on_demand import OnDemand
 from everfed.data.plain import Pair
 from everfed.data.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError
+from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
 from everfed.learning.layout import Layout
 from everfed.learning.measures import BROUGHT, METRICS, Measure, Metric, measured, name_of, own_metrics
@@ -90,7 +90,13 @@ class Evaluator:
 
     def _prepare(self) -> None:
         params = self.layout.flatten(self.module)
-        first = self._outputs(params, slice(0, 1))
+        try:
+            first = self._outputs(params, slice(0, 1))
+        except Exception as error:  # the user's own module; on training samples it was tried before
+            raise InputError(
+                f"the model fails on a test sample alone ({first_line(error)}); samples are evaluated in batches of "
+                "any size, so use layers that do not mix those of a batch, such as nn.GroupNorm for nn.BatchNorm."
+            ) from error
         if self.task == NEXT_TOKEN:
             size = int(first.nbytes)
             self.batch = max(1, min(_BATCH, _OUTPUT_BYTES // size))
@@ -127,7 +133,7 @@ class Evaluator:
         loss = float(targets.loss.mean() if outputs is None or self.task != REGRESSION else self.loss(outputs, self.y))
         own: dict[str, float] = {}
         if self.task == NEXT_TOKEN:
-            own["perplexity"] = math.exp(min(loss, _LARGEST_LOSS))
+            own["perplexity"] = float(_exp(loss))
             over = self._over_clients(targets.loss, targets.sample, None, worst=max, change=_exp)
             groups = {f"group {label}": float(_exp(np.float64(value))) for label, value in (group_loss or {}).items()}
             breakdown["perplexity"] = {**groups, **over}
@@ -252,12 +258,9 @@ class Evaluator:
             self.module.train(training)
 
 
-# Beyond it a perplexity has no finite value.
-_LARGEST_LOSS = 700.0
-
-
 def _exp(losses: Any) -> Any:
-    return np.exp(np.minimum(losses, _LARGEST_LOSS))
+    with np.errstate(over="ignore"):  # infinite from 710 on
+        return np.exp(losses)
 
 
 def _sums(values: Tensor, numbers: Tensor, count: int) -> Floats:

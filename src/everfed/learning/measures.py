@@ -149,7 +149,11 @@ def own_metrics(metrics: Sequence[str | Metric], reserved: Sequence[str] = ()) -
     found: dict[str, Metric] = {}
     for metric in metrics:
         name = metric if isinstance(metric, str) else name_of(metric)
-        if name in found or name in reserved:
+        if isinstance(metric, str) and metric in reserved:
+            raise InputError(f"'{metric}' is part of every evaluation; leave it out of metrics.")
+        if name in reserved:
+            raise InputError(f"a metric is called '{name}', as one of everfed's own; give it another name.")
+        if name in found:
             raise InputError(f"two metrics are called '{name}'; give each its own name.")
         if isinstance(metric, type):
             raise InputError(f"the metric is the class {name}; give a function of (outputs, targets), or an instance.")

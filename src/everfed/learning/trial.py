@@ -105,6 +105,8 @@ def check_tokens(module: nn.Module, data: FederatedData | OnDemand) -> None:
                     try:
                         outputs_of(module, inputs)
                     except IndexError as error:
+                        if _fails(module, each(_zeros, inputs)):
+                            raise InputError(_too_long(inputs, error)) from error
                         raise InputError(
                             f"the model fails on {where} sample {number}, which holds {said}: {first_line(error)}."
                         ) from error
@@ -112,6 +114,27 @@ def check_tokens(module: nn.Module, data: FederatedData | OnDemand) -> None:
                         return
         finally:
             module.train(training)
+
+
+def _zeros(part: Tensor) -> Tensor:
+    return torch.zeros_like(part) if part.dtype == torch.int64 else part
+
+
+def _fails(module: nn.Module, inputs: Inputs) -> bool:
+    try:
+        outputs_of(module, inputs)
+    except IndexError:
+        return True
+    return False
+
+
+def _too_long(inputs: Inputs, error: Exception) -> str:
+    """Zeros are in every table; so a sample has more places than a table of the model, as that of positions."""
+    what = " and ".join(_described(name, part) for name, part in parts(inputs).items())
+    return (
+        f"the model does not accept {what}, whatever the numbers: {first_line(error)}. Sequences may be longer than "
+        "its table of positions; cut them, or make the model for longer ones."
+    )
 
 
 def _extremes(x: Inputs) -> Iterator[tuple[int, str]]:
