@@ -206,6 +206,20 @@ def test_clients_without_samples_are_passed_over():
     assert found.difference < 1e-5
 
 
+def deep(seed):
+    """A model that rounding moves by percents: many layers with ReLU6, and groups of few numbers to normalise."""
+    torch.manual_seed(seed)
+    model = ef.MODELS["mobilenet-gn"](width=0.5, groups=4).build((3, 16, 16), CLASSES)
+    return task(model, images((3, 16, 16), as_bytes=True), ef.SGD(0.1), batch_size=3, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_model_that_jumps_by_itself_raises_no_false_alarm(seed):
+    found = compare(Batched, deep(seed))
+    assert found.failure == ""
+    assert found.tolerance < 0.5
+
+
 # What is wrong is found.
 
 
@@ -274,6 +288,13 @@ def test_a_trainer_that_is_wrong_and_was_asked_for_stops_the_run(trouble, wrong,
     run = ef.start("mlp", digits, FLEET, trainer="batched", client=ef.Adam(1e-3), rounds=2, check_trainer=False)
     assert type(run.source.trainer) is Wrong
     assert run.source.trainer.check is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("trouble", ["scrambled samples", "labels of somebody else", "not finite", "the sum"])
+def test_what_is_wrong_is_found_in_a_model_that_jumps_by_itself_too(trouble, seed, wrong):
+    wrong(trouble)
+    assert "different updates" in compare(Wrong, deep(seed)).failure
 
 
 def test_how_far_it_is_off_is_told(wrong):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
+import time
 
 import numpy as np
 import pytest
 
 import everfed as ef
 from everfed.cli import main
-from everfed.data import corpora, packages
+from everfed.data import corpora, packages, plays
 from everfed.data.corpora import Shakespeare, Speeches, presidents
 from everfed.data.packages import Archive
 from everfed.data.plays import roles
@@ -369,3 +371,30 @@ def test_the_speeches_are_of_43_presidents():
     assert data.owners.columns["president"][0] == "George Washington"
     assert data.owners.columns["party"].count("Republican") == 18
     assert (data.x == OTHER).mean() < 0.001
+
+
+def test_brackets_that_were_forgotten_take_what_the_slow_way_took():
+    draw = np.random.default_rng(0)
+    slow, unclosed = re.compile(r".*[\]}]", re.DOTALL), re.compile(r" *[\[{].*", re.DOTALL)
+    for _ in range(3000):
+        text = "".join(
+            draw.choice(list("ab \n[]{}"), draw.integers(0, 12), p=[0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05])
+        )
+        assert plays._without_forgotten(text) == slow.sub("", unclosed.sub("", text)), text
+
+
+def test_time_grows_with_the_length_of_a_play_and_not_with_its_square():
+    speech = "HAMLET.\n" + "to be or not to be that is the question\n" * 4000
+    begun = time.process_time()
+    assert len(roles(speech)["Hamlet"]) > 100_000
+    assert time.process_time() - begun < 2.0
+
+
+def test_only_the_plays_that_are_asked_for_are_read(small, monkeypatch):
+    read = []
+    monkeypatch.setattr(corpora, "roles", lambda text, play: read.append(play) or roles(text, play))
+    for chosen in ({"plays": ("hamlet",)}, {"without": ("kitchen",)}):
+        read.clear()
+        data = Shakespeare(folder=str(small / "by-hand"), least=1, **chosen).load()
+        assert read == ["hamlet"]
+        assert data.owners.columns["play"] == ("hamlet",)

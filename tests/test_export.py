@@ -212,3 +212,83 @@ def test_a_model_that_cannot_be_traced_says_so(tmp_path):
     with pytest.raises(InputError, match=r"cannot be traced by torch\.export"):
         ef.export_model(found, tmp_path / "model.pt2", Choosy())
     assert not (tmp_path / "model.pt2").exists()
+
+
+def sentences(rng, count):
+    tokens, seen = rng.integers(1, 30, (count, 8)), np.arange(8) < rng.integers(3, 9, (count, 1))
+    inputs = {"input_ids": np.where(seen, tokens, 0), "attention_mask": seen.astype(np.int64)}
+    return inputs, np.where(seen, np.roll(tokens, -1, axis=1), -100)
+
+
+class Answer(nn.Module):
+    """One input by place, and an object with logits as output."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return {"logits": self.out(x), "hidden": [x]}
+
+
+def language_model(adapted):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=30, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    if not adapted:
+        return model
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+
+
+@pytest.mark.parametrize("kind", ["transformers", "peft", "an object with logits"])
+@pytest.mark.parametrize("suffix", FORMATS[1:])
+def test_modules_whose_outputs_are_more_than_a_tensor(tmp_path, kind, suffix):
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    if kind == "an object with logits":
+        model, parts = Answer(), [(rng.normal(size=(4, 5)).astype(np.float32), np.arange(4) % 3) for _ in range(2)]
+        data = ef.from_arrays(parts, test=parts[0])
+    else:
+        model = language_model(kind == "peft")
+        data = ef.from_arrays([sentences(rng, 4) for _ in range(2)], test=sentences(rng, 6), classes=30)
+    fleet = ef.Fleet.from_cycles([1, 1])
+    ef.simulate(model, data, fleet, rounds=1, batch_size=2, device="cpu", out=tmp_path / "run", check_trainer=False)
+    run = open_run(tmp_path / "run")
+    path = ef.export_model(run, tmp_path / f"model.{suffix}", model)
+    inputs = data.test_x if isinstance(data.test_x, dict) else {"x": data.test_x}
+    given = {name: torch.tensor(part) for name, part in inputs.items()}
+    with torch.no_grad():
+        found = run.model(model)(**given)
+    expected = found["logits"].numpy()
+    if suffix == "pt2":
+        program = torch.export.load(path).module()
+        again = (program(**given) if len(given) > 1 else program(given["x"])).detach().numpy()
+    else:
+        from onnx.reference import ReferenceEvaluator
+
+        evaluator = ReferenceEvaluator(str(path))
+        named = given if len(given) > 1 else {evaluator.input_names[0]: given["x"]}
+        (again,) = evaluator.run(None, {name: value.numpy() for name, value in named.items()})
+    np.testing.assert_allclose(again, expected, atol=1e-4, rtol=1e-3)
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.up(x) if x.sum() > 0 else self.down(x)
+
+
+@pytest.mark.filterwarnings("ignore::everfed.errors.EverfedWarning")
+def test_what_cannot_be_traced_says_nothing_besides(tmp_path, capfd):
+    rows = [(np.ones((4, 3), np.float32), np.arange(4) % 2)] * 2
+    ef.simulate(Branch(), rows, ef.Fleet.from_cycles([1, 1]), rounds=1, device="cpu", out=tmp_path / "run")
+    capfd.readouterr()
+    with pytest.raises(InputError, match=r"cannot be traced by torch\.export.* as \.safetensors"):
+        ef.export_model(open_run(tmp_path / "run"), tmp_path / "model.pt2", Branch())
+    assert capfd.readouterr() == ("", "")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import parquet
+from torch import nn
 
+import everfed as ef
 from everfed.data.folder import Folder
 from everfed.data.huggingface import FromHub
 from everfed.data.text import characters
@@ -113,14 +117,117 @@ def test_several_inputs_are_named_by_their_files(table, tmp_path):
         (np.linspace(0, 1, 30, dtype=np.float32), "regression", 0),
         (np.arange(90).reshape(30, 3) % 2 == 0, "multilabel", 3),
         (np.arange(90).reshape(30, 3) % 7, "next-token", 9),
-        (np.arange(90, dtype=np.uint8).reshape(30, 3) % 7, "next-token", 9),
+        (np.arange(90, dtype=np.uint16).reshape(30, 3) % 7, "next-token", 9),
     ],
 )
 def test_the_task_follows_from_the_targets(table, tmp_path, y, task, classes):
     x = np.arange(90, dtype=y.dtype).reshape(30, 3) % 9 if task == "next-token" else table["x"]
     data = Folder(path=write_arrays(tmp_path, table | {"x": x, "y": y})).load()
     assert (data.task, data.classes) == (task, classes)
-    assert data.x.dtype == (np.int64 if task == "next-token" else np.float32)  # bytes are tokens here, not pixels
+    assert data.x.dtype == (np.int64 if task == "next-token" else np.float32)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        {"x": np.full((30, 3), 0.5)},
+        {"x": np.full((30, 3), 200, np.uint8)},
+        {"x": np.full((30, 3), True)},
+        {"x_tokens": np.full((30, 3), 4), "x_position": np.tile([7, 8, 9], (30, 1))},
+        {"x_tokens": np.full((30, 3), 4), "x_image": np.full((30, 1, 4, 4), 255, np.uint8)},
+    ],
+)
+def test_the_vocabulary_is_not_read_off_inputs_that_may_not_be_of_it(table, tmp_path, x):
+    rest = {"y": np.arange(90).reshape(30, 3) % 7, "client": table["client"]}
+    assert Folder(path=write_arrays(tmp_path, x | rest)).load().classes == 7
+
+
+KINDS = ["u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", ">i4", "f2", "f4", "f8", ">f8", "?"]
+
+
+class Reads(nn.Module):
+    """Takes any numbers, at each place or all together, and writes down their type."""
+
+    def __init__(self, outputs, per_place):
+        super().__init__()
+        torch.manual_seed(0)
+        self.per_place, self.out = per_place, nn.Linear(1 if per_place else 5, outputs)
+        self.seen = set()
+
+    def forward(self, x):
+        self.seen.add(x.dtype)
+        inside = (~x if x.dtype == torch.bool else x).float()
+        return self.out(inside[..., None] if self.per_place else inside)
+
+
+def hugging_face(folder, table):
+    datasets = pytest.importorskip("datasets")
+    names = {name.removeprefix("test_") for name in table}
+
+    def part(prefix):
+        columns = {"label" if name == "y" else name: table[prefix + name] for name in names}
+        kinds = {}
+        for name, a in columns.items():
+            kind = datasets.Value("bool" if a.dtype.kind == "b" else a.dtype.newbyteorder("=").name)
+            kinds[name] = datasets.List(kind) if a.ndim > 1 else kind
+        lists = {name: a.tolist() for name, a in columns.items()}
+        return datasets.Dataset.from_dict(lists, features=datasets.Features(kinds))
+
+    datasets.DatasetDict(train=part(""), test=part("test_")).save_to_disk(str(folder))
+    return FromHub(name=str(folder), test_split="test")
+
+
+def own_parquet(folder, table):
+    folder.mkdir()
+    for file, prefix in (("part.parquet", ""), ("test.parquet", "test_")):
+        columns = {}
+        for name in {name.removeprefix("test_") for name in table}:
+            a = table[prefix + name].astype(table[prefix + name].dtype.newbyteorder("="))
+            flat = pa.array(a.reshape(-1))
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, a.shape[1]) if a.ndim > 1 else flat
+        parquet.write_table(pa.table(columns), folder / file)
+    return Folder(path=str(folder))
+
+
+def own_arrays(folder, table):
+    return Folder(path=write_arrays(folder, table))
+
+
+@pytest.mark.parametrize("write", [own_arrays, own_parquet, hugging_face])
+@pytest.mark.parametrize("task", ["classification", "next-token", "multilabel", "regression"])
+def test_files_train_as_the_same_arrays_do_whatever_their_types(tmp_path, write, task):
+    draw = np.random.default_rng(0)
+    y = {
+        "classification": draw.integers(0, 3, 24),
+        "next-token": draw.integers(0, 3, (24, 5)),
+        "multilabel": draw.integers(0, 2, (24, 3)) == 1,
+        "regression": draw.normal(size=(24, 3)).astype(np.float32),
+    }[task]
+    client, fleet = np.arange(24) % 3, ef.Fleet.from_cycles([1, 1, 2])
+    train, test = np.arange(24) < 18, np.arange(24) >= 18
+    for kind in KINDS:
+        x = draw.normal(0, 0.3, (24, 5)) if "f" in kind else draw.integers(0, 2 if kind == "?" else 3, (24, 5))
+        x = x.astype(kind)
+        rows = {"x": x, "y": y, "client": client}
+        table = {name: a[train] for name, a in rows.items()} | {f"test_{name}": a[test] for name, a in rows.items()}
+        place = tmp_path / kind.replace(">", "big").replace("?", "b")
+        mine = write(place, table).load().partition(clients=3, how="natural", fleet=fleet)
+        order = [int(name) for name in mine.names]
+        same = ef.from_arrays(
+            [(x[train & (client == i)], y[train & (client == i)]) for i in order],
+            test=[(x[test & (client == i)], y[test & (client == i)]) for i in order],
+        )
+        assert mine.classes == same.classes, kind
+        for one, other in ((mine.test_x, same.test_x), (mine.test_y, same.test_y)):
+            order = np.argsort(mine.test_owner, kind="stable")  # a file's rows lie in any order
+            assert one.dtype == other.dtype, kind
+            assert (one[order] == other).all(), kind
+        found, models = [], [Reads(3, task == "next-token") for _ in range(2)]
+        for data, model in zip((mine, same), models, strict=True):
+            little = replace(data, test_x=data.test_x[:0], test_y=data.test_y[:0], test_owner=None)  # no evaluation
+            found.append(ef.simulate(model, little, fleet, rounds=2, client=ef.SGD(0.1), trainer="one-by-one"))
+        assert models[0].seen == models[1].seen, kind
+        assert all(torch.equal(found[0].params[name], value) for name, value in found[1].params.items()), kind
 
 
 def test_lists_in_parquet_are_reshaped(table, tmp_path):
@@ -254,3 +361,49 @@ def test_what_cannot_be_loaded_is_refused(hub, tmp_path):
         FromHub().load()
     with pytest.raises(InputError, match="the data set 'nobody/nothing-at-all' cannot be loaded"):
         FromHub(name="nobody/nothing-at-all").load()
+
+
+def test_a_split_that_is_not_there_is_refused(hub, tmp_path):
+    pictures(hub).save_to_disk(tmp_path / "one")
+    hub.DatasetDict(train=pictures(hub), test=pictures(hub, 6)).save_to_disk(tmp_path / "two")
+    options = {"client": "writer_id", "x": "image", "y": "character"}
+
+    def refusal(place, **more):
+        with pytest.raises(InputError) as error:
+            FromHub(name=str(tmp_path / place), **options, **more).load()
+        return str(error.value)
+
+    assert "without splits, so there is no 'trian'" in refusal("one", split="trian")
+    assert "without splits, so there is no 'test'" in refusal("one", test_split="test")
+    assert "no split 'trian'; it has train, test" in refusal("two", split="trian")
+    for place in ("one", "two"):
+        assert "'train', which is trained on" in refusal(place, test_split="train")
+    assert len(FromHub(name=str(tmp_path / "two"), **options, split="test").load().x) == 6
+
+
+def test_texts_that_are_missing_or_empty_are_told_by_name(hub, tmp_path):
+    options = {"client": "who", "x": "text", "y": "", "length": 5}
+
+    def source(texts):
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        hub.Dataset.from_dict({"who": ["a", "b", "c"] * 2, "text": texts}).save_to_disk(place)
+        return FromHub(name=str(place), **options)
+
+    with pytest.raises(InputError, match="the column 'text' has no text in row 1"):
+        source(["hello", None, "there", "you", "all", "now"]).load()
+    with pytest.warns(ef.EverfedWarning, match="client b, c has only empty texts and is left out"):
+        data = source(["hello", "", "", "you", "", ""]).load()
+    assert data.owners.names == ("a",)
+    assert characters(data.x.reshape(-1)) == "hello\nyo"
+    assert source(["hello", "", "there", "you", "all", "now"]).load().owners.names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("prefix", ["", "test_"])
+def test_one_input_beside_named_ones_is_refused(table, tmp_path, prefix):
+    rows = {name: table[name] for name in ("x", "y", "client")}
+    both = rows | {f"test_{name}": array for name, array in rows.items()} | {f"{prefix}x_b": rows["x"]}
+    with pytest.raises(InputError, match=f"has the inputs {prefix}x and {prefix}x_b"):
+        Folder(path=write_arrays(tmp_path / "a", both)).load()
+    named = {"x": rows["x"], "x_label": rows["y"], "x_who": rows["client"], "x_age": table["age"]}
+    found = Folder(path=write_arrays(tmp_path / "b", named), y="x_label", client="x_who", about=("x_age",)).load()
+    assert found.x.shape == (24, 2)

@@ -13,7 +13,9 @@ from torch import nn
 import everfed as ef
 from everfed.data.dataset import Dataset
 from everfed.data.folder import Folder
+from everfed.data.on_demand_sources import Generated
 from everfed.data.owners import Owners
+from everfed.report.page import page
 
 FLEET = ef.Fleet.from_cycles([1, 1, 2, 2])
 SMALL = {"rounds": 5, "local_steps": 2, "batch_size": 4, "device": "cpu"}
@@ -264,3 +266,158 @@ def test_a_vocabulary_whose_scores_do_not_fit_is_refused_before_memory_is_taken(
     y[0, 0] = 10**8
     with pytest.raises(ef.InputError, match="scores of 100,000,001 classes"):
         ef.simulate("char-gpt", [(x, y)] * 4, FLEET, **{**SMALL, "batch_size": 64})
+
+
+# -- the second round --------------------------------------------------------------------------------
+
+
+def some_data(task, rng, count=12):
+    x = rng.normal(size=(count, 5)).astype(np.float32)
+    if task == "next-token":
+        return tokens(count, seed=int(rng.integers(1000)))
+    return x, {
+        "classification": rng.integers(0, 3, count),
+        "multilabel": x[:, :3] > 0.1,
+        "regression": x[:, :3] * 2,
+    }[task]
+
+
+def some_model(task):
+    return nn.Embedding(12, 12) if task == "next-token" else nn.Linear(5, 3)
+
+
+ALL = ["classification", "next-token", "multilabel", "regression"]
+
+
+@pytest.mark.filterwarnings("ignore::everfed.errors.EverfedWarning")
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("task", ALL)
+def test_every_metric_of_early_stopping_works_or_is_refused_with_those_that_do(task, owned):
+    rng = np.random.default_rng(0)
+    parts = [some_data(task, rng) for _ in range(4)]
+    data = ef.from_arrays(parts, test=parts if owned else parts[0])
+    working = set()
+    for metric in ("loss", "accuracy", "worst_group_accuracy", "perplexity", "f1", "auc", "mae", "r2"):
+        stopping = ef.EarlyStopping(0.25, metric=metric)
+        try:
+            ef.simulate(some_model(task), data, FLEET, early_stopping=stopping, **SMALL | {"rounds": 1})
+            working.add(metric)
+        except ef.InputError as error:
+            told = str(error)
+            assert f"early_stopping.metric is '{metric}', which the validation set of this run does not have" in told
+            named = told.split("it has ")[1].split(", and what")[0].split(", ")
+            assert ("classes of the samples" in told) == (metric == "worst_group_accuracy")
+    assert working == set(named)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize("test_kind", [None, bool, np.int64, np.float32])
+def test_labels_on_demand_may_be_of_any_type(kind, test_kind):
+    rng = np.random.default_rng(0)
+    parts = [some_data("multilabel", rng) for _ in range(4)]
+    test = None if test_kind is None else (parts[0][0], parts[0][1].astype(test_kind))
+    lazy = ef.OnDemand(
+        Generated([12] * 4, lambda i: (parts[i][0], parts[i][1].astype(kind))), test, classes=3, task="multilabel"
+    )
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    found = ef.simulate(model, lazy, FLEET, **SMALL)
+    expected = ef.simulate(model, ef.from_arrays(parts, test=test and parts[0]), FLEET, **SMALL)
+    for name, value in expected.params.items():
+        torch.testing.assert_close(found.params[name], value, rtol=1e-5, atol=1e-7)
+    assert (found.final and found.final.loss) == (expected.final and pytest.approx(expected.final.loss, rel=1e-5))
+
+
+def test_a_model_that_cannot_evaluate_one_sample_is_refused_in_a_sentence():
+    rng = np.random.default_rng(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3))
+    parts = [some_data("classification", rng) for _ in range(4)]
+    with pytest.raises(ef.InputError, match=r"fails on a test sample alone .*nn\.GroupNorm for nn\.BatchNorm"):
+        ef.simulate(model, ef.from_arrays(parts, test=parts[0]), FLEET, **SMALL)
+    ef.simulate(model, ef.from_arrays(parts), FLEET, **SMALL)  # it can be trained
+
+
+def test_a_perplexity_beyond_floats_is_infinite_and_stays_so(tmp_path):
+    x, y = tokens(8)
+    model = nn.Embedding(12, 12)
+    with torch.no_grad():
+        model.weight.copy_(2000.0 * torch.eye(12))
+    data = ef.from_arrays([(x, y)] * 4, test=[(x, y)] * 4)
+    history = ef.simulate(model, data, FLEET, client=ef.SGD(1e-9), out=tmp_path / "run", **SMALL)
+    assert history.final.loss == pytest.approx(2000.0)
+    assert history.final.own["perplexity"] == math.inf
+    assert history.final.breakdown["perplexity"]["clients mean"] == math.inf
+    again = ef.open_run(tmp_path / "run")
+    assert again.final.own == history.final.own
+    assert again.final.breakdown["perplexity"] == history.final.breakdown["perplexity"]
+    page([again], tmp_path / "report.html")
+    with torch.no_grad():
+        model.weight.copy_(705.0 * torch.eye(12))
+    final = ef.simulate(model, data, FLEET, client=ef.SGD(1e-9), **SMALL).final
+    assert final.own["perplexity"] == pytest.approx(math.exp(final.loss))
+
+
+@pytest.mark.parametrize("k", [3, 5])
+def test_the_class_that_accuracy_takes_of_equals_is_the_first_of_the_top(k):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        outputs = torch.tensor(rng.integers(0, 3, (40, 8)).astype(np.float32))
+        y = torch.tensor(rng.integers(0, 8, 40))
+        hits = float((outputs.argmax(1) == y).double().mean())
+        assert ef.METRICS[f"top-{k}"](outputs, y) >= hits
+        only = outputs.argmax(1)
+        assert ef.METRICS[f"top-{k}"](outputs, only) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        (("10", "7", "9", "-3"), (3, 1, 2, 0)),
+        (("1e3", "2.5", "10", "9"), (1, 3, 2, 0)),
+        (("10", "7", "nine", "1"), (3, 0, 1, 2)),
+        (("b", "a", "d", "c"), (1, 0, 3, 2)),
+        ((10.0, 7.0, 9.0, -3.0), (3, 1, 2, 0)),
+        (("inf", "7", "9", "10"), (3, 1, 2, 0)),
+    ],
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_clients_meet_energy_in_the_order_of_numbers_if_a_column_has_numbers(values, order, reverse):
+    owner = np.repeat(np.arange(4), 5)
+    x = np.zeros((20, 2), np.float32)
+    data = Dataset("d", x, owner % 2, x, owner % 2, 2, owners=Owners(owner, owner, tuple("abcd"), {"w": values}))
+    fleet = ef.Fleet.from_cycles([1, 2, 5, 10])
+    dealt_to = data.partition(4, "natural", fleet=fleet, match="column", column="w", reverse=reverse)
+    assert dealt_to.names == tuple("abcd"[i] for i in (order[::-1] if reverse else order))
+
+
+class Positions(nn.Module):
+    def __init__(self, longest):
+        super().__init__()
+        self.token, self.place, self.out = nn.Embedding(12, 4), nn.Embedding(longest, 4), nn.Linear(4, 12)
+
+    def forward(self, x):
+        return self.out(self.token(x) + self.place(torch.arange(x.shape[1])))
+
+
+def test_a_sequence_that_is_too_long_is_not_called_a_number_too_high():
+    x, y = tokens()
+    with pytest.raises(ef.InputError, match=r"whole numbers of shape \(6,\), whatever the numbers.*table of positions"):
+        ef.simulate(Positions(5), [(x, y)] * 4, FLEET, **SMALL)
+    with pytest.raises(ef.InputError, match="which holds the highest number, 20"):
+        ef.simulate(Positions(6), [(np.where(x == x[3, 3], 20, x), y)] * 4, FLEET, **SMALL)
+    ef.simulate(Positions(6), [(x, y)] * 4, FLEET, **SMALL)
+
+
+def test_a_name_that_everfed_computes_anyway_is_told_so():
+    def loss(outputs, targets):
+        return 0.0
+
+    x, y = load_wine(return_X_y=True)
+    data = ef.from_arrays(dealt(x, y), test=(x, y))
+    for name in ("accuracy", "loss", "worst_group_accuracy"):
+        with pytest.raises(ef.InputError, match=f"'{name}' is part of every evaluation"):
+            ef.simulate("logistic", data, FLEET, metrics=(name,), **SMALL)
+    with pytest.raises(ef.InputError, match="a metric is called 'loss', as one of everfed's own"):
+        ef.simulate("logistic", data, FLEET, metrics=(loss,), **SMALL)
+    with pytest.raises(ef.InputError, match="two metrics are called 'f1'"):
+        ef.simulate("logistic", data, FLEET, metrics=("f1", "f1"), **SMALL)

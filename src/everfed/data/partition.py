@@ -98,7 +98,8 @@ class Natural(Checked):
     """The data's own clients, each with all of its samples; if there are more than the fleet has, as many by chance.
 
     match: how they meet the fleet's clients: "random"; "size": the largest are the best powered; or "column": in the
-        order of a column, the lowest the best powered. reverse: the other way round.
+        order of a column, the lowest the best powered; texts in the order of the alphabet, but where all are numbers as
+        numbers. reverse: the other way round.
     """
 
     match: Annotated[str, ("random", "size", "column")] = "random"
@@ -129,7 +130,12 @@ class Natural(Checked):
     def _values(self, owners: Owners) -> Any:
         if self.column not in owners.columns:
             raise InputError(unknown("column of the data's clients", self.column, owners.columns or ["(none)"]))
-        return np.unique(np.array(owners.columns[self.column]), return_inverse=True)[1]
+        values = np.array(owners.columns[self.column])
+        try:
+            numbers = values.astype(np.float64)  # texts too: '7' comes before '10'
+        except ValueError:
+            return np.unique(values, return_inverse=True)[1]
+        return numbers if np.isfinite(numbers).all() else np.unique(values, return_inverse=True)[1]
 
 
 SPLITS: dict[str, type[Any]] = {"iid": Iid, "dirichlet": Dirichlet, "by-energy": ByEnergy, "natural": Natural}

@@ -19,7 +19,6 @@ _TITLE = re.compile(r"(THE )?(PROLOGUE|EPILOGUE|INDUCTION|END|SONG|DIRGE)\.?", r
 # Within a paragraph. The printers mixed up the brackets, nested and forgot them.
 _DIRECTION = re.compile(r" *[\[{](?:[^\[\]{}\n]|\n(?!\s*\n))*[\]}]")
 _UNCLOSED = re.compile(r" *[\[{].*", re.DOTALL)
-_UNOPENED = re.compile(r".*[\]}]", re.DOTALL)
 _BARE_DIRECTION = re.compile(r"(Flourish\. |Dead March\. |Alarum\. )?enter,? ", re.IGNORECASE)
 _BARE_EXIT = re.compile(r"(?<=[.!?])\s*(Exit|Exeunt)( [A-Z]\w+)?$")
 _WORD = r"(?:[A-Z][A-Za-z'-]*|\d|of|the|and|de|to|&c?|&C)"
@@ -112,9 +111,13 @@ def _without_directions(text: str) -> str:
     shorter = _DIRECTION.sub("", text)
     while shorter != text:  # those that were nested
         text, shorter = shorter, _DIRECTION.sub("", shorter)
-    return "\n\n".join(
-        _UNOPENED.sub("", _UNCLOSED.sub("", paragraph)) for paragraph in re.split(r"\n[ \t]*\n", shorter)
-    )
+    return "\n\n".join(map(_without_forgotten, re.split(r"\n[ \t]*\n", shorter)))
+
+
+def _without_forgotten(paragraph: str) -> str:
+    """A paragraph up to a bracket that nothing closes, and from behind the last one that nothing opens."""
+    opened = _UNCLOSED.sub("", paragraph)
+    return opened[max(opened.rfind("]"), opened.rfind("}")) + 1 :]
 
 
 def _speakers(paragraphs: Iterable[list[str]]) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everfed.arrays import Bools, Inputs, Ints, each, parts, taken
+from everfed.arrays import Bools, Inputs, Ints, parts, taken
 from everfed.data.dataset import Dataset
 from everfed.data.owners import Owners
 from everfed.data.plain import labels
@@ -48,7 +48,8 @@ def dataset(name: str, train: Rows, test: Rows | None, test_part: float, classes
     """The data set of these rows, its clients in the sorted order of their names.
 
     test: rows of a test set, also of clients without training rows, whose rows are nobody's. None: a fixed random part
-    of each client's rows, of which at least one stays for training. classes: 0 if it follows from the targets.
+    of each client's rows, of which at least one stays for training. classes: 0 if it follows from the targets (and from
+    the tokens, if that is what the input is).
     """
     train.check("the training set")
     if not len(train.client):
@@ -63,16 +64,18 @@ def dataset(name: str, train: Rows, test: Rows | None, test_part: float, classes
         places = {known_name: i for i, known_name in enumerate(names)}
         test_owner = np.array([places.get(one, -1) for one in known], np.int64)[numbers]
     y, test_y = labels(train.y, "the training set"), labels(test.y, "the test set")
-    x, test_x = train.x, test.x
     if task == AUTO:
         task = task_of(y, int(y.dtype.kind != "f"))
-    if task == NEXT_TOKEN:  # bytes are tokens then, and not pixels
-        x, test_x = (each(lambda part: part.astype(np.int64), inputs) for inputs in (x, test_x))
     if not classes:
-        read = [*parts(x).values(), *parts(test_x).values()] if task == NEXT_TOKEN else []
-        classes = classes_in(y, test_y, *read, task=task)
+        tokens = [*_tokens(train.x), *_tokens(test.x)] if task == NEXT_TOKEN else []
+        classes = classes_in(y, test_y, *tokens, task=task)
     owners = Owners(owner, test_owner, names, columns)
-    return Dataset(name, x, y, test_x, test_y, classes, task=task, owners=owners)
+    return Dataset(name, train.x, y, test.x, test_y, classes, task=task, owners=owners)
+
+
+def _tokens(x: Inputs) -> list[Array]:
+    """Inputs that surely are of the vocabulary: bytes are pixels, and of several inputs one may number positions."""
+    return [part for part in parts(x).values() if len(parts(x)) == 1 and part.dtype.kind in "iu" and part.dtype != "u1"]
 
 
 def named(values: Any, what: str) -> tuple[Ints, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from everfed.errors import InputError, first_line, warn
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
+from everfed.learning.hooks import gradient_hooks
 from everfed.learning.layout import copied
 from everfed.learning.objectives import per_client
 from everfed.learning.precision import autocast
@@ -35,6 +36,8 @@ class Batched:
 
     def __init__(self, task: Task, reason: str = "") -> None:
         """reason: why the task has no faster trainer."""
+        if where := gradient_hooks(task.module):
+            raise InputError(f"{where} has hooks on gradients, which vmap would not call; use trainer='one-by-one'.")
         self.task, self.reason = task, reason
         self.module = _own(task.module).train()
         for layer in self.module.modules():

@@ -17,12 +17,12 @@ from everfed.data.on_demand import OnDemand
 from everfed.data.plain import Pair
 from everfed.data.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError
+from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
 from everfed.learning.layout import Layout
 from everfed.learning.measures import BROUGHT, METRICS, Measure, Metric, measured, name_of, own_metrics
 from everfed.learning.metrics import NAMES, Metrics as Metrics
-from everfed.learning.objectives import Targets, per_target
+from everfed.learning.objectives import LOSSES, Targets, per_target
 from everfed.learning.precision import autocast
 from everfed.learning.task import Loss, own_tensor
 from everfed.learning.trial import undisturbed
@@ -90,7 +90,13 @@ class Evaluator:
 
     def _prepare(self) -> None:
         params = self.layout.flatten(self.module)
-        first = self._outputs(params, slice(0, 1))
+        try:
+            first = self._outputs(params, slice(0, 1))
+        except Exception as error:  # the user's own module; on training samples it was tried before
+            raise InputError(
+                f"the model fails on a test sample alone ({first_line(error)}); samples are evaluated in batches of "
+                "any size, so use layers that do not mix those of a batch, such as nn.GroupNorm for nn.BatchNorm."
+            ) from error
         if self.task == NEXT_TOKEN:
             size = int(first.nbytes)
             self.batch = max(1, min(_BATCH, _OUTPUT_BYTES // size))
@@ -127,7 +133,7 @@ class Evaluator:
         loss = float(targets.loss.mean() if outputs is None or self.task != REGRESSION else self.loss(outputs, self.y))
         own: dict[str, float] = {}
         if self.task == NEXT_TOKEN:
-            own["perplexity"] = math.exp(min(loss, _LARGEST_LOSS))
+            own["perplexity"] = float(_exp(loss))
             over = self._over_clients(targets.loss, targets.sample, None, worst=max, change=_exp)
             groups = {f"group {label}": float(_exp(np.float64(value))) for label, value in (group_loss or {}).items()}
             breakdown["perplexity"] = {**groups, **over}
@@ -201,7 +207,7 @@ class Evaluator:
         """The task's and the run's further metrics, and in `breakdown` their parts."""
         found = {}
         for name, metric in self.metrics.items():
-            found[name] = measured(name, metric, outputs, self.y)
+            found[name] = self._measured(name, metric, outputs, self.y)
             parts = self._own_by_group(name, metric, outputs)
             if isinstance(metric, Measure) and metric.per_class and self.classes <= _MOST_CLASSES:
                 values = metric.each(outputs, self.y)
@@ -209,6 +215,9 @@ class Evaluator:
             if parts:
                 breakdown[name] = parts
         return found
+
+    def _measured(self, name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+        return measured(name, metric, outputs, targets, self.task, scores=self.loss is LOSSES[self.task])
 
     def _own_by_group(self, name: str, metric: Metric, outputs: Tensor) -> dict[str, float]:
         if self.owner is None:
@@ -222,7 +231,7 @@ class Evaluator:
         def of(clients: Ints) -> float:
             some = torch.as_tensor(np.flatnonzero(np.isin(self.owner, clients)), device=self.y.device)  # type: ignore[arg-type]
             try:
-                return measured(name, metric, outputs[some], self.y[some]) if len(some) else math.nan
+                return self._measured(name, metric, outputs[some], self.y[some]) if len(some) else math.nan
             except InputError:  # undefined for these few, such as those of one class alone
                 return math.nan
 
@@ -249,12 +258,9 @@ class Evaluator:
             self.module.train(training)
 
 
-# Beyond it a perplexity has no finite value.
-_LARGEST_LOSS = 700.0
-
-
 def _exp(losses: Any) -> Any:
-    return np.exp(np.minimum(losses, _LARGEST_LOSS))
+    with np.errstate(over="ignore"):  # infinite from 710 on
+        return np.exp(losses)
 
 
 def _sums(values: Tensor, numbers: Tensor, count: int) -> Floats:

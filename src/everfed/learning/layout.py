@@ -11,6 +11,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from everfed.learning.hooks import copy_hooks
+
 
 class Layout:
     """Where each trainable parameter of a module lies in the flat vector."""
@@ -49,4 +51,6 @@ def copied(module: nn.Module, device: torch.device | None = None) -> nn.Module:
     device: where the copy will be moved, so that only what lies there already can be shared.
     """
     frozen = [p for p in module.parameters() if not p.requires_grad and device in (None, p.device)]
-    return copy.deepcopy(module, {id(p): p for p in frozen})
+    made = copy.deepcopy(module, {id(p): p for p in frozen})
+    copy_hooks(module, made)
+    return made

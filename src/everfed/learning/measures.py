@@ -149,7 +149,11 @@ def own_metrics(metrics: Sequence[str | Metric], reserved: Sequence[str] = ()) -
     found: dict[str, Metric] = {}
     for metric in metrics:
         name = metric if isinstance(metric, str) else name_of(metric)
-        if name in found or name in reserved:
+        if isinstance(metric, str) and metric in reserved:
+            raise InputError(f"'{metric}' is part of every evaluation; leave it out of metrics.")
+        if name in reserved:
+            raise InputError(f"a metric is called '{name}', as one of everfed's own; give it another name.")
+        if name in found:
             raise InputError(f"two metrics are called '{name}'; give each its own name.")
         if isinstance(metric, type):
             raise InputError(f"the metric is the class {name}; give a function of (outputs, targets), or an instance.")
@@ -157,12 +161,31 @@ def own_metrics(metrics: Sequence[str | Metric], reserved: Sequence[str] = ()) -
     return found
 
 
-def measured(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+def _arranged(metric: Metric, outputs: Tensor, targets: Tensor, task: str, scores: bool) -> tuple[Tensor, Tensor]:
+    """Outputs and targets as torchmetrics wants them of a metric for classes; for other metrics as they are.
+
+    scores: whether the outputs are known to be logits; it takes numbers from 0 to 1 for probabilities.
+    """
+    inside = metric.modules() if isinstance(metric, torch.nn.Module) else [getattr(metric, "func", metric)]
+    kinds = [kind for part in inside for kind in (part, *type(part).__mro__)]
+    if task == REGRESSION or not any(".classification." in str(getattr(k, "__module__", "")) for k in kinds):
+        return outputs, targets
+    if task == NEXT_TOKEN and any("ExactMatch" in getattr(kind, "__name__", "") for kind in kinds):
+        return outputs.movedim(-1, 1), targets  # of whole sequences
+    if task == NEXT_TOKEN:
+        outputs, targets = outputs[targets != IGNORED], targets[targets != IGNORED]
+    if scores and bool(((outputs >= 0) & (outputs <= 1)).all()):
+        outputs = outputs.sigmoid() if task == MULTILABEL else outputs.softmax(dim=1)
+    return outputs, targets.long()
+
+
+def measured(name: str, metric: Metric, outputs: Tensor, targets: Tensor, task: str, scores: bool = True) -> float:
     """A metric of copies, since a user's function may write into what it is given.
 
     One that collects batches, as those of torchmetrics do, begins anew.
     """
     reset = getattr(metric, "reset", None)
+    outputs, targets = _arranged(metric, outputs, targets, task, scores)
     try:
         if callable(reset):
             reset()

@@ -22,7 +22,7 @@ from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.errors import InputError, first_line, shown
 from everfed.learning.calling import outputs_of
-from everfed.learning.dropout import counted_dropout
+from everfed.learning.dropout import backward, counted_dropout
 from everfed.learning.layout import copied
 from everfed.learning.objectives import check_outputs
 from everfed.learning.task import DeviceData, Loss
@@ -105,6 +105,8 @@ def check_tokens(module: nn.Module, data: FederatedData | OnDemand) -> None:
                     try:
                         outputs_of(module, inputs)
                     except IndexError as error:
+                        if _fails(module, each(_zeros, inputs)):
+                            raise InputError(_too_long(inputs, error)) from error
                         raise InputError(
                             f"the model fails on {where} sample {number}, which holds {said}: {first_line(error)}."
                         ) from error
@@ -112,6 +114,27 @@ def check_tokens(module: nn.Module, data: FederatedData | OnDemand) -> None:
                         return
         finally:
             module.train(training)
+
+
+def _zeros(part: Tensor) -> Tensor:
+    return torch.zeros_like(part) if part.dtype == torch.int64 else part
+
+
+def _fails(module: nn.Module, inputs: Inputs) -> bool:
+    try:
+        outputs_of(module, inputs)
+    except IndexError:
+        return True
+    return False
+
+
+def _too_long(inputs: Inputs, error: Exception) -> str:
+    """Zeros are in every table; so a sample has more places than a table of the model, as that of positions."""
+    what = " and ".join(_described(name, part) for name, part in parts(inputs).items())
+    return (
+        f"the model does not accept {what}, whatever the numbers: {first_line(error)}. Sequences may be longer than "
+        "its table of positions; cut them, or make the model for longer ones."
+    )
 
 
 def _extremes(x: Inputs) -> Iterator[tuple[int, str]]:
@@ -145,7 +168,7 @@ def check_targets(module: nn.Module, sample: Inputs, targets: Tensor, loss: Loss
 
 
 def check_training(module: nn.Module, loss: Loss, data: DeviceData, batch_size: int) -> None:
-    """Compute one minibatch's loss to reject a model that changes its own state, and a loss without a gradient."""
+    """Compute one minibatch's gradient to reject a model that changes its own state, and a loss without one."""
     with undisturbed(data.device), torch.enable_grad():
         module = _copied(module).train()
         nobody = torch.zeros((), dtype=torch.int64, device=data.device)
@@ -161,10 +184,19 @@ def check_training(module: nn.Module, loss: Loss, data: DeviceData, batch_size: 
                 f"the outputs of the model {type(module).__name__} have no gradient in training mode; its forward must "
                 "return a tensor that was computed from its parameters without detach() or torch.no_grad()."
             )
-        _check_loss(loss, outputs.float(), data.targets(batch_size))
+        found = _check_loss(loss, outputs.float(), data.targets(batch_size))
+        try:
+            backward(found)
+        except InputError:
+            raise
+        except Exception as error:  # a hook, or an autograd function of the user's own
+            raise InputError(f"the model fails in its backward pass: {first_line(error)}.") from error
+        finally:
+            module.zero_grad()
 
 
-def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss, if it is one."""
     right = "it takes (outputs, targets) and returns their mean loss, a tensor with one number and a gradient"
     name = getattr(loss, "__name__", type(loss).__name__)
     if isinstance(loss, type):
@@ -181,6 +213,7 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
         raise InputError(f"the loss {name} returns a tensor of shape {tuple(found.shape)}; {right}.")
     if not found.requires_grad:
         raise InputError(f"the loss {name} returns a tensor without a gradient; {right}.")
+    return found
 
 
 @contextmanager

@@ -23,6 +23,8 @@ _LOWER = {
     "top-5": False, "f1": False, "auc": False, "r2": False,
 }  # fmt: skip
 
+_OVERALL = ("loss", "accuracy", "worst_group_accuracy")
+
 
 @dataclass(frozen=True)
 class EarlyStopping(Checked):
@@ -112,8 +114,13 @@ class Watch:
         self.best: Tensor | None = None
         self.told = False
         found = evaluate(first)
-        if found is None or not isinstance(found.value(setting.metric), int | float):
-            raise InputError(f"early_stopping.metric is '{setting.metric}', which these data do not have; use 'loss'.")
+        known = [] if found is None else [n for n in (*_OVERALL, *found.own) if isinstance(found.value(n), int | float)]
+        if setting.metric not in known:
+            why = " (energy groups are told apart there by the classes of the samples)" * ("group" in setting.metric)
+            raise InputError(
+                f"early_stopping.metric is '{setting.metric}', which the validation set of this run does not have{why};"
+                f" it has {', '.join(known)}, and what 'metrics' adds."
+            )
 
     def look(self, params: Tensor, done: int) -> Metrics:
         """The validation metrics of the model after so many rounds."""

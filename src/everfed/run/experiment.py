@@ -31,6 +31,7 @@ from everfed.energy.work import Pace, Work, pace_of
 from everfed.errors import InputError, unknown
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
+from everfed.learning.hooks import check_travels
 from everfed.learning.measures import Metric, own_metrics
 from everfed.learning.metrics import NAMES
 from everfed.learning.models import MODELS, Mlp, Model
@@ -160,6 +161,7 @@ class Experiment(Checked):
         return hash((self.seed, self.rounds, self.local_steps, self.batch_size))
 
     def __reduce__(self) -> tuple[Callable[..., Experiment], tuple[Any, ...]]:
+        check_travels(self.model)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return _with_plugins, (plugins.Needed(self.plugins), values)
 

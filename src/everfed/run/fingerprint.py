@@ -115,6 +115,9 @@ class _Content:
         else:
             plain = tensor.detach().cpu()
             self._array(plain.float().numpy() if plain.dtype == torch.bfloat16 else plain.numpy())
+        for hooks in (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)):
+            if hooks:
+                self.each(["hooks", *hooks.values()])
 
     def _object(self, value: Any) -> None:
         self._code(type(value))

@@ -5,13 +5,15 @@ The suffix chooses the format. Every file is read back and compared with the run
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import logging
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -144,13 +146,35 @@ def _safetensors(run: StoredRun, path: Path, about: dict[str, str]) -> None:
         raise StoreError(f"'{path.name}' reads back as something else than was written; it is not kept.")
 
 
+def _plain(module: nn.Module, inputs: Inputs) -> nn.Module:
+    """The module, or one around it that names its inputs and returns the outputs alone, as tracing wants it."""
+    names = list(inputs) if isinstance(inputs, dict) else []
+    known = inspect.signature(module.forward).parameters
+    copies = each(torch.clone, inputs)  # since a model may change its inputs in place
+    if all(name in known for name in names) and isinstance(module(**copies) if names else module(copies), Tensor):
+        return module
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args: Tensor, **named: Tensor) -> Tensor:
+            return outputs_of(self.module, named or args[0])
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *(names or ["x"]))])
+    Plain.forward.__signature__ = signature  # type: ignore[attr-defined]
+    return Plain()
+
+
 def _traced(module: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
     """The module's computation, for batches of any size."""
     batch = torch.export.Dim.DYNAMIC
     args, named = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
     shapes: Any = {name: {0: batch} for name in named} or ({0: batch},)
     try:
-        return torch.export.export(module, args, named, dynamic_shapes=shapes)
+        return torch.export.export(_plain(module, inputs), args, named, dynamic_shapes=shapes)
     except Exception as error:  # the user's own module, which may do anything
         raise InputError(
             f"the model cannot be traced by torch.export: {first_line(error)}; export its weights, as .safetensors."

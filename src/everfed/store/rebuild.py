@@ -29,9 +29,12 @@ def anatomy(setup: Setup) -> dict[str, Any]:
 
 
 def made_up(described: Any, count: int) -> Inputs:
-    """Inputs of the shapes and types that `anatomy` told: random floats, and zeros, which are a token everywhere."""
+    """Inputs of the shapes and types that `anatomy` told: random floats, and zeros, which are a token everywhere.
 
-    def made(text: str) -> Tensor:
+    Of whole numbers that are called a mask, ones: everything is seen.
+    """
+
+    def made(text: str, name: str = "") -> Tensor:
         kind, _, shape = text.rstrip("]").partition(" [")
         dtype: torch.dtype = getattr(torch, kind)
         size = (count, *(int(n) for n in shape.split(", ") if n))
@@ -39,9 +42,11 @@ def made_up(described: Any, count: int) -> Inputs:
             return torch.rand(size, generator=torch.Generator().manual_seed(0)).to(dtype)
         if dtype == torch.bool:  # some of both: a mask that hides everything, either way round, fits no model
             return (torch.arange(math.prod(size)) % 2 == 0).reshape(size)
-        return torch.zeros(size, dtype=dtype)
+        return torch.full(size, int("mask" in name), dtype=dtype)
 
-    return each(made, described)
+    if isinstance(described, str):
+        return made(described)
+    return {name: made(text, name) for name, text in described.items()}
 
 
 def rebuilt(

@@ -13,6 +13,7 @@ from everfed.errors import InputError, warn
 from everfed.learning.batched import Batched
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
+from everfed.learning.hooks import any_hooks, gradient_hooks
 from everfed.learning.one_by_one import OneByOne
 from everfed.learning.task import CannotTrainError, Check, Task, Trainer, budget
 from everfed.registry import lookup
@@ -108,6 +109,8 @@ def _noted(made: Trainer, found: Check | None) -> Trainer:
 
 def _in_turn(task: Task) -> tuple[list[str], str]:
     """(what `auto` tries, fastest first; why nothing faster)."""
+    if where := gradient_hooks(task.module):
+        return ["one-by-one"], f"{where} has hooks on gradients"
     if task.data.device.type != "cpu":
         return ["kernels", "batched", "one-by-one"], ""
     # Not even asking for kernels spares importing Triton where it cannot help.
@@ -142,6 +145,8 @@ def _spills(task: Task) -> bool:
 def _fast(task: Task) -> Trainer:
     if not isinstance(task.data.x, Tensor) or task.data.x.dtype not in (torch.uint8, torch.float32):
         raise CannotTrainError("the kernels take one input of bytes or floats")
+    if where := any_hooks(task.module):
+        raise CannotTrainError(f"the kernels do not call hooks, which {where} has")
     if not task.data.whole:
         raise CannotTrainError("the kernels need samples on the device, but these are loaded on demand")
     if _spills(task):

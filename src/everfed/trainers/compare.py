@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,8 +70,11 @@ _STEPS = 2
 _ROUNDING = 5e-7
 
 # Where a trainer is off, plain autograd is tried from weights that are moved by this much: an update that
-# changes as much by itself says nothing about the trainer.
+# changes as much by itself, as where a ReLU flips, says nothing about the trainer.
 _NUDGE = 2.0**-20
+# Then from weights that are moved up and down at random, by no more than they are rounded: a normalised layer
+# does not see that all are scaled. How often, each with both signs.
+_SHAKE, _SHAKES = 2.0**-22, 4
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,10 @@ def compare(
             return Check(who, math.inf, TOLERANCES[task.precision], _failure(error))
         tolerance = TOLERANCES[task.precision]
         difference, where = _difference(found, plain, params, clients, task)
-        if difference > tolerance:
-            nudged = _plainly(task, params * (1.0 + _NUDGE), clients, plain.optimizer, task.precision)
-            tolerance = max(tolerance, 4.0 * _difference(nudged, plain, params, clients, task)[0])
+        for moved in _nudged(params):
+            if difference > tolerance:
+                nudged = _plainly(task, moved, clients, plain.optimizer, task.precision)
+                tolerance = max(tolerance, 4.0 * _difference(nudged, plain, params, clients, task)[0])
     failure = ""
     if difference > tolerance:
         failure = (
@@ -132,6 +136,16 @@ def compare(
             f"{in_words(difference)} off, and rounding explains at most {in_words(tolerance)}"
         )
     return Check(who, difference, tolerance, failure, note)
+
+
+def _nudged(params: Tensor) -> Iterator[Tensor]:
+    """Weights that rounding could hardly tell from these."""
+    yield params * (1.0 + _NUDGE)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(_SHAKES):
+        up = 2.0 * torch.randint(0, 2, params.shape, generator=draw).to(params) - 1.0
+        for sign in (1.0, -1.0):
+            yield params * (1.0 + sign * _SHAKE * up)
 
 
 def fails(make: Callable[[Task], Trainer], task: Task) -> str:
