@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from everfed import random
 from everfed.energy.battery import Storage
 from everfed.energy.fleet import Fleet
-from everfed.energy.work import MOMENTS, Pace, Work, pace_of, slots_per_round
+from everfed.energy.work import MOMENTS, Lasting, Pace, Work, pace_of, slots_per_round
 from everfed.errors import InputError
 from everfed.scheduling.policies import Always, Greedy, UniformWindow
 from everfed.scheduling.timeline import Timeline, by_moment
@@ -18,9 +18,9 @@ from everfed.scheduling.timeline import Timeline, by_moment
 T = 5
 
 
-def bell(purpose, seed, client, slot, spread):
+def bell(purpose, seed, client, slot):
     word = random.words(seed, purpose, client, slot).astype(float).sum()
-    return max(1.0 + spread * math.sqrt(3.0) * (word / 2.0**32 - 2.0), 0.0)
+    return math.sqrt(3.0) * (word / 2.0**32 - 2.0)
 
 
 def alone(fleet, client, seed, pace, work, rounds, slots):
@@ -29,7 +29,7 @@ def alone(fleet, client, seed, pace, work, rounds, slots):
     train, air, radio = (float(column[client]) for column in (pace.train, pace.air, pace.radio))
     level, capacity, found = min(float(s.start), fleet.capacity[client]), fleet.capacity[client], []
     least = radio + (1.0 - radio) / T if affordable else 1.0
-    free, used = 0, {}
+    free, last, tried = 0, -1, -1
     events = [(r * MOMENTS, 0, r) for r in range(rounds)]
     heapq.heapify(events)
     while events:
@@ -39,14 +39,14 @@ def alone(fleet, client, seed, pace, work, rounds, slots):
             level = min(level - gone + fleet.harvest(number, seed)[client] * s.charging, capacity)
             level -= min(level, s.standby)
         round_ = now // MOMENTS
-        if now < free or level < least * (1 - 1e-9) or used.get(round_, 0) >= slots:
+        if now < free or level < least * (1 - 1e-9) or tried == round_:
             continue
-        slot = round_ * slots + used.get(round_, 0)
+        slot = last = max(round_ * slots, last + 1)
         steps = T
         if affordable:
             steps = int(min(max(math.floor((level - radio) * T / (1 - radio) * (1 + 1e-9) + 1e-9), 1), T))
         share = radio + (1 - radio) * steps / T
-        price = share * (bell(random.Purpose.COST, seed, client, slot, s.cost_spread) if s.cost_spread else 1.0)
+        price = share * max(1.0 + s.cost_spread * bell(random.Purpose.COST, seed, client, slot), 0.0)
         done, lost = steps, False
         if (s.browns_out or s.cost_spread) and price > level * (1 + 1e-9):
             each = (price - radio * price / share) / steps
@@ -56,14 +56,14 @@ def alone(fleet, client, seed, pace, work, rounds, slots):
         level = max(level - price, 0.0)
         took = air + train * done / T
         if work.spread:
-            took *= bell(random.Purpose.DURATION, seed, client, slot, work.spread)
-        free = now + (max(round(took * MOMENTS), 1) if train + air > 0 else 0)
+            z = np.array([bell(random.Purpose.DURATION, seed, client, slot)])
+            took *= float(Lasting(work.spread).factors(z)[0])
+        free = now + (max(math.ceil(took * MOMENTS - 1e-3), 1) if train + air > 0 else 0)
         found.append((now, free, slot, done, lost))
-        used[round_] = used.get(round_, 0) + 1
         if free > now:
             heapq.heappush(events, (free, 1, -1))
         else:
-            used[round_] = slots  # once a round
+            tried = round_  # once a round
     return found
 
 
@@ -186,4 +186,37 @@ def test_slots_are_as_many_as_a_client_can_use():
 
     assert [slots(duration=d) for d in (0.0, 0.3, 0.5, 1.0, 2.5)] == [1, 4, 2, 1, 1]
     assert slots(duration=1.0, local_steps="affordable") == T
-    assert slots(duration=0.001) == 64
+    assert slots(duration=0.001) == 1000
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.5, 0.9, 0.99])
+def test_durations_have_the_mean_and_the_deviation_that_they_are_said_to_have(spread):
+    z = math.sqrt(3.0) * (np.random.default_rng(0).random((4, 1_000_000)).sum(axis=0) - 2.0)
+    factors = Lasting(spread).factors(z)
+    assert factors.mean() == pytest.approx(1.0, abs=0.005)
+    assert factors.std() == pytest.approx(spread, abs=0.01)
+    assert factors.min() > 0.0
+
+
+@pytest.mark.parametrize(("duration", "expected"), [(0.01, 100), (1 / 3, 3), (0.2, 5), (0.001, 1000)])
+def test_nobody_waits_who_could_work(duration, expected):
+    work = Work(duration=duration)
+    timeline = Timeline(Fleet.from_cycles([1]), Always(), 0, pace_of(work, 1, None), work, T)
+    rounds = [timeline.round(number).begun for number in range(3)]
+    counts = [len(begun.clients) for begun in rounds]
+    assert counts == pytest.approx([expected] * 3, rel=0.001)  # moments are rounded up
+    slots = np.concatenate([begun.slots for begun in rounds])
+    assert len(set(slots.tolist())) == len(slots)
+
+
+def test_long_spreads_leave_no_pause():
+    """Each work begins where the last one ended, however many there are in a round."""
+    work = Work(duration=0.3, spread=0.9)
+    timeline = Timeline(Fleet.from_cycles([1] * 20), Always(), 0, pace_of(work, 20, None), work, T)
+    begun, until = {}, {}
+    for number in range(30):
+        for client, began, ends, *_ in zip(*timeline.round(number).begun, strict=True):
+            assert began == until.get(client, 0)
+            until[client] = ends
+            begun[client] = begun.get(client, 0) + 1
+    assert sum(begun.values()) / 20 == pytest.approx(30 / 0.3, rel=0.15)

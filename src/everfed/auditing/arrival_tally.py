@@ -43,7 +43,7 @@ class ArrivalTally(Tally):
         self.steps, self.squares, self.covered = np.zeros(n), np.zeros(n), np.zeros(n)
         self.per_round, self.stale, self.first = np.zeros(n), np.zeros(n), np.zeros(n)
         self.heard = np.zeros(n, np.int64)  # runs in which the client was heard
-        self.totals: list[Floats] = []  # of each run: all weights times shares, per round
+        self.totals: list[Floats] = []  # of each run: all weights times shares, per round since the client's start
         self.stale_counts = [np.zeros(0, np.int64) for _ in self.groups]
         self.begun = self.lost = 0
         self.books = Books()
@@ -71,7 +71,7 @@ class ArrivalTally(Tally):
         self.first += np.where(heard, first.reshape(-1, n), 0.0).sum(axis=0)
         self.covered += last.reshape(-1, n).sum(axis=0)
         self.per_round += runs.sum(axis=0) / self.rounds
-        self.totals.append(runs @ self.shares / self.rounds)
+        self.totals.append((runs / self.active()) @ self.shares)
         self._runs(self._judged(runs, last.reshape(-1, n)))
 
     def _count(self, found: Weighed, who: Ints, part: Floats, squares: Floats, apart: Bools) -> None:
@@ -116,7 +116,7 @@ class ArrivalTally(Tally):
 
     @property
     def speed(self) -> float:
-        """The mean of all weights times shares, per round."""
+        """The mean of all weights times shares, per round since each client's start."""
         return float(np.concatenate(self.totals).mean())
 
     def arrival_rate(self) -> Floats:

@@ -22,7 +22,7 @@ from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
 from everfed.learning.compress import AdaptiveQsgd
 from everfed.machine import check_memory
-from everfed.methods import plan as make_plan
+from everfed.methods import Method, plan as make_plan
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.mode import for_audit
@@ -59,7 +59,8 @@ def plan(
     experiment = _experiment(raw)
     fleet = experiment.make_fleet()
     seed = experiment.seeds.schedule if seed is None else seed
-    steps = make_plan(fleet, experiment.policy, experiment.rounds, seed, strict_horizon=strict_horizon)
+    method = Method(experiment.policy, experiment.server, experiment.title)
+    steps = make_plan(fleet, method, experiment.rounds, seed, strict_horizon=strict_horizon)
     if as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["round", "client", "scale"])

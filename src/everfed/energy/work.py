@@ -89,9 +89,32 @@ def check_pace(pace: Pace, cycles: Floats | None) -> None:
 
 
 def slots_per_round(pace: Pace, work: Work, local_steps: int) -> int:
-    """The most works that one client may begin within a round; each has its own random numbers."""
+    """How many works of one client are expected within a round, at most; each has its own random numbers."""
     shortest = pace.shortest(local_steps if work.fewer_steps else 1)
-    return min(_MOST_SLOTS, max(1, math.ceil((1.0 - 1e-9) / shortest)) * (2 if work.spread else 1))
+    return max(1, math.ceil((1.0 - 1e-9) / shortest)) * (2 if work.spread else 1)
 
 
-_MOST_SLOTS = 64
+class Lasting:
+    """Random factors of a duration: positive, of mean 1 and of this relative standard deviation.
+
+    exp(a z) over its mean, where z is the sum of four uniform numbers, of mean 0 and deviation 1. The mean of exp(a z)
+    is (sinh b / b)^4 with b = a sqrt(3) / 2, so that a follows from the deviation.
+    """
+
+    def __init__(self, spread: float) -> None:
+        low, high = 0.0, 4.0
+        for _ in range(60):
+            middle = (low + high) / 2.0
+            variance = _mean(2.0 * middle) / _mean(middle) ** 2 - 1.0
+            low, high = (middle, high) if variance < spread**2 else (low, middle)
+        self.strength = low
+
+    def factors(self, bell: Floats) -> Floats:
+        """bell: z of each work."""
+        found: Floats = np.exp(self.strength * bell) / _mean(self.strength)
+        return found
+
+
+def _mean(strength: float) -> float:
+    b = strength * math.sqrt(3.0) / 2.0
+    return (math.sinh(b) / b) ** 4 if b > 1e-9 else 1.0

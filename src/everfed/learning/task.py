@@ -124,7 +124,8 @@ class Task:
 
     def rate(self, slot: int, step: int) -> float:
         """The learning rate of a local step."""
-        return rate(self.optimizer, slot // self.slots * self.local_steps + step, self.iterations)
+        round = min(slot // self.slots, self.rounds - 1)  # works beyond what was expected have numbers of later rounds
+        return rate(self.optimizer, round * self.local_steps + step, self.iterations)
 
     def start(self, params: Tensor, clients: Ints) -> Tensor:
         """Where these clients start, [C, parameters]; params: the server's."""

@@ -19,7 +19,7 @@ from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds, part_of
 from everfed.energy.battery import TOLERANCE, Battery, Books
 from everfed.energy.fleet import Fleet
-from everfed.energy.work import MOMENTS, Pace, Work, check_pace, slots_per_round
+from everfed.energy.work import MOMENTS, Lasting, Pace, Work, check_pace, slots_per_round
 from everfed.errors import InputError
 from everfed.scheduling.policies import Always, Clients, Energy, Greedy, Policy
 
@@ -65,6 +65,7 @@ class Timeline:
         clients = Clients.of(fleet, seed)
         self.battery = Battery(fleet.capacity, clients.shape()[:-1], storage, fleet.unit_j)
         self.slots = slots_per_round(pace, work, local_steps)
+        self.lasting = Lasting(work.spread)
         count = self.battery.level.size
         self.member = np.arange(count) % len(fleet)  # of the fleet
         self.ids = self.member  # the numbers that random draws are keyed by
@@ -73,7 +74,7 @@ class Timeline:
         # The least that a client begins with, in units.
         self.least = pace.radio + (1.0 - pace.radio) / local_steps if self._affordable else np.ones(len(fleet))
         self.until = np.full(count, _IDLE)
-        self.began, self.slot, self.steps = (np.zeros(count, np.int64) for _ in range(3))
+        self.began, self.steps, self.slot = np.zeros(count, np.int64), np.zeros(count, np.int64), np.full(count, -1)
         self.fails = np.zeros(count, np.bool_)
 
     @property
@@ -96,19 +97,14 @@ class Timeline:
         who = np.flatnonzero(self._pays(np.s_[:]) & (self.until == _IDLE))
         when = np.full(len(who), start)
         busy = np.flatnonzero((self.until != _IDLE) & (self.until < end))
-        used = np.zeros(len(self.until), np.int64) if self.slots > 1 else None
         while len(who) or len(busy):
-            place = np.zeros(len(who), np.int64) if used is None else used[who]
-            self._begin(who, when, number * self.slots + place)
-            if used is not None:
-                used[who] += 1
+            # A round has as many slots as works are expected in it; more borrow from the next.
+            self._begin(who, when, np.maximum(number * self.slots, self.slot[who] + 1))
             begun.append(self._works(who))
             busy = np.concatenate([busy, who[self.until[who] < end]])
             arrived.append(self._works(busy))
             # Work that takes no time is done once a round.
             again = busy[self._pays(busy) & (self.until[busy] > self.began[busy])]
-            if used is not None:
-                again = again[used[again] < self.slots]
             when = self.until[again]
             self.until[busy] = _IDLE
             who, busy = again, busy[:0]
@@ -150,18 +146,22 @@ class Timeline:
             failed = self.battery.pay(who, price)
         took = self.pace.air[member] + self.pace.train[member] * done / all_steps
         if self.work.spread:
-            took = took * self._around_one(random.Purpose.DURATION, who, slots, self.work.spread)
-        lasts = np.rint(took * MOMENTS).astype(np.int64)
+            took = took * self.lasting.factors(self._bell(random.Purpose.DURATION, who, slots))
+        lasts = np.ceil(took * MOMENTS - 1e-3).astype(np.int64)  # never more works than there is time for
         self.until[who] = when + np.where(self.pace.total[member] > 0.0, np.maximum(lasts, 1), 0)
         self.began[who], self.slot[who], self.steps[who] = when, slots, done
         self.fails[who] = False if failed is None else failed
 
     def _around_one(self, purpose: random.Purpose, who: Ints, slots: Ints, spread: float) -> Floats:
-        """Random factors of mean 1 and this deviation, as a round's cost has them."""
-        words = random.words(self.seeds[who], purpose, self.ids[who], slots)
-        bell = words.astype(np.float64).sum(axis=0) / 2.0**32 - 2.0
-        factors: Floats = np.maximum(1.0 + spread * math.sqrt(3.0) * bell, 0.0)
+        """Random factors around 1, as a round's cost has them."""
+        factors: Floats = np.maximum(1.0 + spread * self._bell(purpose, who, slots), 0.0)
         return factors
+
+    def _bell(self, purpose: random.Purpose, who: Ints, slots: Ints) -> Floats:
+        """The sum of four uniform numbers, of mean 0 and deviation 1."""
+        words = random.words(self.seeds[who], purpose, self.ids[who], slots)
+        bell: Floats = math.sqrt(3.0) * (words.astype(np.float64).sum(axis=0) / 2.0**32 - 2.0)
+        return bell
 
     def _works(self, who: Ints) -> Works:
         return Works(who, self.began[who], self.until[who], self.slot[who], self.steps[who], self.fails[who])
@@ -181,8 +181,7 @@ def check_policy(policy: Policy) -> None:
     if type(policy) not in (Greedy, Always):
         raise InputError(
             f"the policy {type(policy).__name__} chooses rounds, and asynchronous clients have none: they begin as "
-            "soon as their battery pays. Use the policy greedy (or always, for unlimited energy), or mode = "
-            "'synchronous'."
+            "soon as their battery pays. Use the policy greedy, or always for unlimited energy."
         )
 
 
