@@ -225,7 +225,7 @@ def test_data_that_cannot_hold_out_are_refused_in_words():
     targets = [(np.zeros((4, 2), np.float32), np.arange(4, dtype=np.float32)[:, None])] * 6
     fit = replace(SMALL, data=targets, model=torch.nn.Linear(2, 1))
     assert start(fit).setup.held[1].shape == (5, 1)
-    with pytest.raises(InputError, match="'accuracy', which these data do not have"):
+    with pytest.raises(InputError, match=r"'accuracy', which the validation set .* it has loss, mae, r2"):
         start(replace(fit, early_stopping=replace(WATCH, metric="accuracy")))
 
 
