@@ -14,6 +14,7 @@ from everfed import presets
 from everfed.auditing import asynchronous
 from everfed.auditing.renewals import rates
 from everfed.auditing.weighing import at_once, weighed
+from everfed.cli import main
 from everfed.cli.app import main
 from everfed.energy.battery import Storage
 from everfed.energy.work import MOMENTS, Pace, Work, pace_of
@@ -434,3 +435,22 @@ class TestCommand:
         said = [line["verdict"]["verdict"] for line in page_data(lines)["lines"]]
         assert said[0] != said[1]
         assert all("relative to their mean" in words for words in said)
+
+
+@pytest.mark.parametrize("rule", [ef.FedBuff(size=1, discount="none"), ef.FedAsync(discount="none")], ids=repr)
+@pytest.mark.parametrize("offset", [0, 7, 30, 50])
+def test_weights_and_noise_are_of_one_step_whenever_clients_start(rule, offset):
+    """Every arrival of either client has the same coefficient; at a mean weight of 1, its square is that of a share."""
+    fleet = ef.Fleet.from_cycles([1, 1], [0, offset])
+    found = ef.audit(fleet, ef.Method(ef.Greedy(), rule), rounds=60, seeds=5, work=ef.Work(duration=0.5), local_steps=1)
+    assert found.mean_weight.tolist() == pytest.approx([1.0, 1.0])
+    assert found.noise.tolist() == pytest.approx([0.25, 0.25])
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "renewal"])
+def test_the_command_plans_no_method_without_rounds(method, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["everfed", "plan", "--method", method])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "has no rounds to plan" in capsys.readouterr().err
