@@ -15,7 +15,6 @@ from everfed.auditing import asynchronous
 from everfed.auditing.renewals import rates
 from everfed.auditing.weighing import at_once, weighed
 from everfed.cli import main
-from everfed.cli.app import main
 from everfed.energy.battery import Storage
 from everfed.energy.work import MOMENTS, Pace, Work, pace_of
 from everfed.report.data import page_data
