@@ -16,7 +16,6 @@ from everfed.flower.ledger import read
 from everfed.flower.testing import Loopback
 from everfed.run.replay import read_log, replay
 from flower_arrivals import assert_once
-from test_flower_network import await_log
 
 APP = Path(__file__).parents[1] / "examples" / "flower-fleet"
 CLIENTS, ROUNDS = 3, 8
@@ -36,7 +35,7 @@ def story(tmp_path_factory):
             "round-s": 15.0,
         }  # fmt: skip
         fleet.submit(APP, config)
-        await_log(fleet, "node-0", "ROUND 1]", "Receiving: train")
+        await_training(fleet, folder / "run")
         fleet.kill("superlink")
         killed_after = len(read(folder / "run"))
         fleet.start_server()
@@ -47,6 +46,18 @@ def story(tmp_path_factory):
         fleet.kill("node-2")
         state = fleet.wait(number, 300.0, folder / "run" / "result.json")
     return {"folder": folder / "run", "nodes": folder, "state": state, "killed_after": killed_after}
+
+
+def await_training(fleet, folder):
+    """Until client 0 is handed work after the first round; in which round that is, real time decides."""
+    until, begun = time.monotonic() + 150.0, None
+    while time.monotonic() < until:
+        handed = fleet.log("node-0", 10**7).count("Receiving: train")
+        begun = handed if begun is None and read(folder) else begun
+        if begun is not None and handed > begun:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"node-0 was handed no work: {fleet.log('node-0')}")
 
 
 def experiment():
