@@ -22,6 +22,7 @@ from everfed.errors import InputError, MissingExtraError
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
 from everfed.store import StoreError, export as exporting, open_run, stored_rounds
+from zoo import Branch
 
 SMALL = Experiment(
     fleet=CycleFleet(4, (1, 2)), rounds=3, batch_size=4, eval_every=3, device="cpu", check_trainer=False
@@ -273,15 +274,6 @@ def test_modules_whose_outputs_are_more_than_a_tensor(tmp_path, kind, suffix):
         named = given if len(given) > 1 else {evaluator.input_names[0]: given["x"]}
         (again,) = evaluator.run(None, {name: value.numpy() for name, value in named.items()})
     np.testing.assert_allclose(again, expected, atol=1e-4, rtol=1e-3)
-
-
-class Branch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.up(x) if x.sum() > 0 else self.down(x)
 
 
 @pytest.mark.filterwarnings("ignore::everfed.errors.EverfedWarning")

@@ -16,6 +16,7 @@ from everfed.data.folder import Folder
 from everfed.data.on_demand_sources import Generated
 from everfed.data.owners import Owners
 from everfed.report.page import page
+from zoo import Branch
 
 FLEET = ef.Fleet.from_cycles([1, 1, 2, 2])
 SMALL = {"rounds": 5, "local_steps": 2, "batch_size": 4, "device": "cpu"}
@@ -171,15 +172,6 @@ def test_natural_clients_with_few_samples_keep_one_when_some_are_held_out():
         kept = data.hold_out(0.3, seed)
         assert set(kept.owners.train) == set(range(6))
         assert len(kept.test_y) == round(0.3 * len(owner))
-
-
-class Branch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.up(x) if x.sum() > 0 else self.down(x)
 
 
 class Unused(nn.Module):
