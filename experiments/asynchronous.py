@@ -11,7 +11,6 @@ skipped when started again. The digits and the sun take an hour on two cores; th
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from digits import compared, rated, tables
+from digits import arguments, compared, rated, tables
 
 from everfed.run import config
 from everfed.store import StoredRun
@@ -133,10 +132,7 @@ def varied_table(rows: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("presets", nargs="*", default=[*PRESETS], help="which")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    options = parser.parse_args()
+    options = arguments(__doc__, PRESETS).parse_args()
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for preset in options.presets:
         began = time.perf_counter()

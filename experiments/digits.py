@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ PRESETS = {
     "digits-iid": ([0.4, 0.8, 1.6], range(1000, 1003)),
 }
 SEEDS = range(10)
+
+
+def arguments(about: str, known: Iterable[str]) -> argparse.ArgumentParser:
+    """Of a study of presets. about: its docstring."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("presets", nargs="*", default=[*known], help="which")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    return parser
 
 
 def rated(
@@ -105,9 +113,7 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("presets", nargs="*", default=[*PRESETS], help="which splits")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    parser = arguments(__doc__, PRESETS)
     parser.add_argument("--repeats", type=int, default=0, help="also say where the variance comes from: repeats")
     options = parser.parse_args()
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}

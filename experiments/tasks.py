@@ -10,13 +10,12 @@ everfed-out/tasks and are resumed or skipped when started again. Text wants a GP
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from digits import compared, rated, tables
+from digits import arguments, compared, rated, tables
 
 from everfed import presets
 from everfed.run import config
@@ -61,10 +60,7 @@ def over_clients(stored: list[Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("presets", nargs="*", default=[*PRESETS], help="which")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    options = parser.parse_args()
+    options = arguments(__doc__, PRESETS).parse_args()
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for preset in options.presets:
         began, more = time.perf_counter(), {}
