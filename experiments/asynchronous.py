@@ -1,4 +1,4 @@
-"""Clients with and without rounds, with rates tuned for each method: every number of docs/results/asynchronous.md.
+"""Clients with and without rounds, with rates tuned for each method: tables of accuracy, time and energy.
 
     python experiments/asynchronous.py           # tunes and compares, writes asynchronous.json and the tables
     python experiments/asynchronous.py digits    # one of the presets
@@ -6,7 +6,7 @@
 Rates are chosen on held-out training samples under seeds 1000 and on; results are of the test set under seeds 0 and
 on. All methods have the same fleet, energy and time; in the asynchronous ones, a client's work takes half a round, give
 or take a fifth, where devices do not say how long it takes. Runs land in everfed-out/asynchronous and are resumed or
-skipped when started again. The digits and the sun take an hour on two cores; the others want a GPU.
+skipped when started again. The smartwatch and CIFAR-10 want a GPU.
 """
 
 from __future__ import annotations
