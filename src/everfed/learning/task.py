@@ -124,7 +124,9 @@ class Task:
 
     def rate(self, slot: int, step: int) -> float:
         """The learning rate of a local step."""
-        round = min(slot // self.slots, self.rounds - 1)  # works beyond what was expected have numbers of later rounds
+        round = slot // self.slots
+        if self.slots > 1:  # works beyond what was expected in the last round have numbers of later ones
+            round = min(round, self.rounds - 1)
         return rate(self.optimizer, round * self.local_steps + step, self.iterations)
 
     def start(self, params: Tensor, clients: Ints) -> Tensor:
