@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from everfed.errors import InputError
 from everfed.learning import recurrent, vmapped
+from everfed.learning.attention import attention
 from everfed.random import Purpose, philox
 
 # How many of the last dimensions one mask value covers: dropout drops elements, dropoutNd whole channels.
@@ -144,6 +145,8 @@ class counted_dropout(TorchFunctionMode):
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         self.needed = True
+        if dropout_p == 0.0 and (enable_gqa or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]):
+            return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if enable_gqa:
             key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], dim=-3) for t in (key, value))
         scores = query @ key.transpose(-2, -1) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
