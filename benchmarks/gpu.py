@@ -5,6 +5,7 @@
     python benchmarks/gpu.py many       # 2,000 participants in one round, in chunks
     python benchmarks/gpu.py large      # 1,000 participants a round out of 10,000 clients, against 40 in a round
     python benchmarks/gpu.py flight     # 1,000 clients, about 40 at work: updates a second, with and without rounds
+    python benchmarks/gpu.py recorded   # models without kernels: batched by torch.func, with and without CUDA graphs
     python benchmarks/gpu.py figure     # four methods, 1,000 rounds, evaluation every 20 (needs CIFAR-10)
 
 Workload: 1,250 uint8 images of 32x32 a client, 5 Adam steps of batch 50, state kept per client,
@@ -162,6 +163,36 @@ def flight(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def recorded(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """40 clients, 5 steps of SGD with batches of 20, by the batched trainer: passes of Python, and recorded ones."""
+    chance = np.random.default_rng(0)
+    tokens = [(chance.integers(0, 80, (40, 80)), chance.integers(0, 80, (40, 80))) for _ in range(40)]
+    models = {"char-lstm": tokens, "char-gpt": tokens}
+    for name, shape in {"har-cnn": (6, 100), "ds-cnn": (1, 49, 10), "mobilenet-gn": (3, 32, 32)}.items():
+        models[name] = [(chance.random((40, *shape), np.float32), chance.integers(0, 10, 40)) for _ in range(40)]
+    rows = []
+    for precision in options.precisions:
+        for name, pairs in models.items():
+            ms = {}
+            for way in ("plain", "recorded"):
+                run = ef.start(name, ef.from_arrays(pairs), ef.Fleet.from_cycles([1] * 40), "fedavg", batch_size=20,
+                               rounds=14, client=ef.SGD(0.01), device="cuda", precision=precision, trainer="batched",
+                               check_trainer=False, eval_every=14)  # fmt: skip
+                if way == "plain":
+                    run.source.trainer.gradients = run.source.trainer._gradients
+                ms[way], _, _ = timed(run, skip=5)
+                said = run.source.trainer.explain()[0]
+                del run
+                torch.cuda.empty_cache()
+            rows.append({"precision": precision, "model": name, **ms, "trainer": said})
+            ratio = ms["plain"] / ms["recorded"]
+            print(
+                f"| {precision} | {name} | {ms['plain']:.1f} | {ms['recorded']:.1f} | {ratio:.1f} | {said[-60:]} |",
+                flush=True,
+            )
+    return rows
+
+
 def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
     from everfed.data.images import Cifar10
     from everfed.learning.models import McMahanCnn
@@ -187,7 +218,7 @@ def figure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     parts = {"rounds": rounds, "start": start, "first": first, "many": many, "large": large, "flight": flight}
-    parts["figure"] = figure
+    parts |= {"recorded": recorded, "figure": figure}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(parts))
     parser.add_argument("--rounds", type=int, default=60)

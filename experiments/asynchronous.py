@@ -35,7 +35,7 @@ PRESETS: dict[str, tuple[list[float], range, range, dict[str, Any]]] = {
     "digits": ([0.2, 0.4, 0.8], range(1000, 1003), range(10), HALF),
     "solar-fleet": ([0.1, 0.2, 0.4], range(1000, 1002), range(5), {}),
     "smartwatch": ([0.1, 0.2, 0.4], range(1000, 1002), range(5), HALF),
-    "cifar10-by-energy": ([0.05, 0.1, 0.2], range(1000, 1001), range(5), HALF),
+    "cifar10-by-energy": ([0.05, 0.1, 0.2], range(1000, 1001), range(5), {**HALF, "precision": "bf16"}),
 }
 # Parts of the time at which accuracies are told.
 PARTS = (0.1, 0.25, 0.5, 1.0)

@@ -21,6 +21,7 @@ from everfed.learning.hooks import gradient_hooks
 from everfed.learning.layout import copied
 from everfed.learning.objectives import per_client
 from everfed.learning.precision import autocast
+from everfed.learning.recorded import Gradients, Recorded
 from everfed.learning.rows import ClientRows
 from everfed.learning.task import DRAW_BYTES, Check, PlainTrained, Task, Trained, budget
 
@@ -48,6 +49,9 @@ class Batched:
         self.states = ClientRows(empty, len(task.data.sizes), device, task.state_place)
         self.bytes_per_client, self.replaces = _trial(task, self.module)
         self.chunk = max(1, budget(task) // self.bytes_per_client)
+        self.gradients: Gradients = self._gradients
+        if device.type == "cuda":
+            self.gradients = Recorded(self._gradients, self.module)
 
     @property
     def at_once(self) -> int:
@@ -55,9 +59,11 @@ class Batched:
         return min(self.chunk, len(self.task.data.sizes))
 
     def explain(self) -> list[str]:
-        return [
-            "the whole model: batched over clients by torch.func" + (f", since {self.reason}" if self.reason else "")
-        ]
+        said = "the whole model: batched over clients by torch.func" + (f", since {self.reason}" if self.reason else "")
+        if isinstance(self.gradients, Recorded):
+            why = self.gradients.refused
+            said += f"; not recorded as CUDA graphs, since {why}" if why else "; recorded as CUDA graphs"
+        return [said]
 
     def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
         start = 0
@@ -99,7 +105,7 @@ class Batched:
         last = task.local_steps if steps is None else int(steps.max(initial=0))
         for step in range(last):
             x, y = task.data.samples(numbers[:, step], who, first + step, task.seed)
-            grads, losses = self._gradients(rows, x, y, who, first + step)
+            grads, losses = self.gradients(rows, x, y, who, first + step)
             grads = adjusted(task.gradients, grads, rows, start, clients)
             ended = None if steps is None or (steps > step).all() else torch.as_tensor(steps <= step).to(rows.device)
             before = None if ended is None else (rows[ended], {name: kept[ended] for name, kept in state.items()})
@@ -187,7 +193,7 @@ def _trial(task: Task, module: nn.Module) -> tuple[int, bool]:
 
     def count(tensor: Tensor) -> Tensor:
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would hold the graph that holds it
 
     data = task.data
     numbers = torch.zeros(task.batch_size, dtype=torch.int64, device=data.device)
@@ -198,8 +204,10 @@ def _trial(task: Task, module: nn.Module) -> tuple[int, bool]:
         saved.pop(tensor.untyped_storage().data_ptr(), None)
     state = task.optimizer.init(1, task.layout.size, data.device)
     state_bytes = sum(t.numel() * t.element_size() for t in state.values())
-    # The backward pass holds gradients of activations while the saved ones are still there.
-    size = 4 * task.layout.size * _WORKING_COPIES + state_bytes + 2 * sum(saved.values())
+    # The backward pass holds gradients of activations while the saved ones are still there. A recorded pass has
+    # parameters, gradients and activations of its own.
+    copies, times = (_WORKING_COPIES + 2, 4) if data.device.type == "cuda" else (_WORKING_COPIES, 2)
+    size = 4 * task.layout.size * copies + state_bytes + times * sum(saved.values())
     # Few draws are left out: chunks decide the last bits of sums, and stay what they were for earlier runs.
     draws = DRAW_BYTES * task.local_steps * task.batch_size
     size += draws if draws > 1 << 20 else 0

@@ -53,4 +53,7 @@ def copied(module: nn.Module, device: torch.device | None = None) -> nn.Module:
     frozen = [p for p in module.parameters() if not p.requires_grad and device in (None, p.device)]
     made = copy.deepcopy(module, {id(p): p for p in frozen})
     copy_hooks(module, made)
+    for layer in made.modules():
+        if isinstance(layer, nn.RNNBase):  # a copy's weights lie apart, which cuDNN would warn of at every call
+            layer.flatten_parameters()
     return made

@@ -1,0 +1,169 @@
+"""Gradients of a round's participants as recorded CUDA graphs: one launch, where a model of many small operations
+would need thousands.
+
+A graph repeats what was done on the same memory, so inputs are copied to where they lay, and a number of clients
+is rounded up to one that was recorded. Models that a graph cannot repeat, since they look at results or change
+themselves, are not recorded; and each recording is compared with what it recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from everfed.arrays import Inputs, each, parts
+from everfed.errors import first_line
+
+# Each client's gradient [C, parameters] and loss [C], from rows, inputs, targets, clients and iterations.
+Gradients = Callable[[Tensor, Inputs, Tensor, Tensor, int | Tensor], tuple[Tensor, Tensor]]
+Record = Callable[[Callable[[], None]], Callable[[], None]]  # of a function without arguments, one that repeats it
+
+_PASSES_BEFORE = 2  # a number of clients is recorded when it comes for the third time: most of the set-up is then done
+# How far a repeated pass may be from the plain one, relative to its length: sums may be added in another order.
+_APART = 0.05
+
+
+def rounded(clients: int) -> int:
+    """The next number of which there are eight between a power of two and the next: at most an eighth is wasted."""
+    step = 1 << max(0, clients.bit_length() - 4)
+    return -(-clients // step) * step
+
+
+class Graphs:
+    """Records CUDA graphs; they run one after the other and share their memory."""
+
+    def __init__(self) -> None:
+        self.pool: Any = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            run()
+        return graph.replay
+
+
+class Recorded:
+    """The same gradients, mostly from recordings."""
+
+    def __init__(self, plain: Gradients, module: nn.Module, record: Record | None = None) -> None:
+        """record: for tests without a GPU."""
+        self.plain, self.module, self.record = plain, module, record
+        self.refused = ""  # why nothing is recorded
+        self.seen: Counter[int] = Counter()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.graphs: dict[int, Callable[[], None]] = {}
+        self.given: tuple[Tensor, Inputs, Tensor, Tensor, Tensor] | None = None
+        self.found: tuple[Tensor, Tensor] | None = None
+
+    def __call__(
+        self, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        count, room = len(rows), rounded(len(rows))
+        if not self.refused and self.seen[room] < _PASSES_BEFORE:
+            self.seen[room] += 1
+            return self._watched(self.seen[room], rows, x, y, who, iteration)
+        if not self.refused and room not in self.graphs:
+            expected = self.plain(rows, x, y, who, iteration)
+            self._try_to_record(room, expected, rows, x, y, who, iteration)
+            return expected
+        if self.refused:
+            return self.plain(rows, x, y, who, iteration)
+        self._give(rows, x, y, who, iteration)
+        self.graphs[room]()
+        assert self.found is not None
+        grads, losses = self.found
+        return grads[:count], losses[:count].clone()
+
+    def _watched(self, number: int, *given: Any) -> tuple[Tensor, Tensor]:
+        """A plain pass that shows whether the model can be recorded."""
+        before = _own_numbers(self.module)
+        # Not in the first pass, in which libraries set themselves up.
+        strict = number > 1 and self.record is None
+        try:
+            if strict:
+                torch.cuda.set_sync_debug_mode("error")
+            found = self.plain(*given)
+        except RuntimeError as error:
+            if not strict or "synchronizing" not in str(error):
+                raise
+            self.refused = "its forward pass looks at results on the way"
+            torch.cuda.set_sync_debug_mode("default")
+            return self.plain(*given)
+        finally:
+            if strict:
+                torch.cuda.set_sync_debug_mode("default")
+        changed = [name for name, value in _own_numbers(self.module).items() if before.get(name) != value]
+        if changed:
+            self.refused = f"its forward pass changes '{changed[0]}'"
+        return found
+
+    def _give(self, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int | Tensor) -> None:
+        assert self.given is not None
+        count = len(rows)
+        for place, values in zip(self.given[:4], (rows, x, y, who), strict=True):
+            for name, part in parts(values).items():
+                parts(place)[name][:count].copy_(part)
+        self.given[4][:count] = iteration
+
+    def _try_to_record(self, room: int, expected: tuple[Tensor, Tensor], *given: Any) -> None:
+        try:
+            self._record(room, *given)
+        except torch.cuda.OutOfMemoryError:
+            self.refused = "no memory is left for it"
+        except RuntimeError as error:
+            self.refused = f"it failed to be ({first_line(error)})"
+        else:
+            self._give(*given)
+            self.graphs[room]()
+            assert self.found is not None
+            for one, other in zip(self.found, expected, strict=True):
+                if not _near(one[: len(other)], other):
+                    self.refused = "its recording did not repeat it"
+        if self.refused:
+            self._forget()
+
+    def _record(self, room: int, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int | Tensor) -> None:
+        if self.given is None or len(self.given[3]) < room:
+            self._forget()  # graphs of the old places
+
+            def zeros(part: Tensor) -> Tensor:
+                return part.new_zeros(room, *part.shape[1:])
+
+            self.given = (zeros(rows), each(zeros, x), zeros(y), zeros(who), zeros(who))
+            self.found = (zeros(rows), rows.new_zeros(room))
+        if self.record is None:
+            self.record = Graphs()
+        assert self.found is not None
+        given, found = self.given, self.found
+
+        def run() -> None:
+            mine: list[Any] = [each(lambda part: part[:room], place) for place in given]
+            for place, values in zip(found, self.plain(*mine), strict=True):
+                place[:room].copy_(values)
+
+        self.graphs[room] = self.record(run)
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Whether both are the same but for rounding; NaN and infinity at the same places."""
+    finite = torch.isfinite(other)
+    if not torch.equal(torch.isfinite(one), finite):
+        return False
+    apart = torch.linalg.vector_norm(torch.where(finite, one - other, 0.0))
+    return bool(apart <= _APART * torch.linalg.vector_norm(torch.where(finite, other, 0.0)))
+
+
+def _own_numbers(module: nn.Module) -> dict[str, Any]:
+    """What the module's parts hold besides tensors: numbers and words by name."""
+    return {
+        f"{name}.{key}".lstrip("."): value
+        for name, part in module.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(value, bool | int | float | str | None)
+    }
