@@ -19,17 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from digits import arguments, compared, rated, tables
+from digits import arguments, compared, rated, tables, trained
 
-from everfed.run import config
 from everfed.store import StoredRun
-from everfed.studies import sweep
-from everfed.studies.tuning import Tuned
 
 ROOT = Path(__file__).parents[1]
 OUT, RESULT = Path("everfed-out/asynchronous"), ROOT / "docs/results/asynchronous.json"
 METHODS = ("algorithm1", "fedavg", "renewal", "renewal-discounted", "fedbuff", "fedasync", "area")
-HALF = {"work": {"duration": 0.5, "spread": 0.2}}
+HALF = {"work.duration": 0.5, "work.spread": 0.2}
 # Rates to try, extended where the best lies at an end; seeds to try them on; seeds of the results; settings.
 PRESETS: dict[str, tuple[list[float], range, range, dict[str, Any]]] = {
     "digits": ([0.2, 0.4, 0.8], range(1000, 1003), range(10), HALF),
@@ -39,11 +36,16 @@ PRESETS: dict[str, tuple[list[float], range, range, dict[str, Any]]] = {
 }
 # Parts of the time at which accuracies are told.
 PARTS = (0.1, 0.25, 0.5, 1.0)
-# What one thing costs or saves: settings of renewal beside the others, at its own rate.
+# When each of the 40 clients gets its first energy, so that those of one cycle do not all begin at once.
+SCATTERED = [(client // 4) * (1, 5, 10, 20)[client % 4] // 10 for client in range(40)]
+# What one thing costs or saves: settings of renewal beside the others, each at a rate of its own.
 VARIED: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {
-        f"work of {duration:g} rounds": {"work.duration": duration, "work.spread": 0.0}
-        for duration in (0.0, 0.25, 0.5, 1.0)
+        **{
+            f"work of {duration:g} rounds": {"work.duration": duration, "work.spread": 0.0}
+            for duration in (0.0, 0.25, 0.5, 1.0)
+        },
+        "work of 0.5 rounds, energy at different times": {**HALF, "work.spread": 0.0, "fleet.offsets": SCATTERED},
     },
     "solar-fleet": {
         "all steps, costs as expected": {},
@@ -64,7 +66,9 @@ def against_time(labelled: Sequence[tuple[str, StoredRun]]) -> dict[str, Any]:
     """By method: accuracies at parts of the time, energy spent, and what arrivals are like."""
     found: dict[str, Any] = {}
     for method in dict.fromkeys(name for name, _ in labelled):
-        runs = [run for name, run in labelled if name == method]
+        runs = [run for name, run in labelled if name == method and run.state == "done"]
+        if not runs:
+            continue
         row: dict[str, Any] = {
             "accuracy_at": {f"{part:g}": statistics.fmean(at(run, part) for run in runs) for part in PARTS},
             "spent": statistics.fmean(run.energy.spent for run in runs),
@@ -80,23 +84,20 @@ def against_time(labelled: Sequence[tuple[str, StoredRun]]) -> dict[str, Any]:
     return found
 
 
-def stored(found: Tuned, seeds: range, out: Path, changes: dict[str, Any], method: Sequence[str], jobs: int) -> Any:
-    content = found.content()
-    for key, value in changes.items():
-        config.change(content, key, value)
-    runs = sweep.plan_runs(content, {"method": method}, seeds, out)
-    return [(run.label, one) for run, one in zip(runs, sweep.run_all(runs, jobs=jobs), strict=True)]
-
-
-def varied(found: Tuned, preset: str, seeds: range, jobs: int) -> dict[str, Any]:
+def varied(preset: str, jobs: int) -> dict[str, Any]:
     """Renewal under other settings."""
+    rates, tuned_on, seeds, more = PRESETS[preset]
     result = {}
     for said, changes in VARIED.get(preset, {}).items():
-        runs = [run for _, run in stored(found, seeds, OUT / preset / "varied", changes, ["renewal"], jobs)]
-        (row,) = against_time([("renewal", run) for run in runs]).values()
+        place = OUT / preset / "varied" / "".join(c if c.isalnum() else "-" for c in said)
+        found = rated(preset, rates, tuned_on, place, jobs, ["renewal"], {**more, **changes})
+        labelled = trained(found, seeds, place, jobs)
+        runs = [run for _, run in labelled if run.state == "done"]
+        (row,) = against_time(labelled).values()
         finals = [run.final for run in runs if run.final]
         worst = [min((final.group_accuracy or {"": float("nan")}).values()) for final in finals]
         row |= {"accuracy": [final.accuracy for final in finals], "worst_group": worst}
+        row["rate"], row["diverged"] = found.best("renewal").settings["client.lr"], len(labelled) - len(runs)
         row["arrivals"] = statistics.fmean(run.participations for run in runs)
         row["brownouts"] = statistics.fmean(run.energy.brownouts for run in runs)
         result[said] = row
@@ -119,15 +120,17 @@ def time_table(rows: dict[str, Any]) -> str:
 
 def varied_table(rows: dict[str, Any]) -> str:
     lines = [
-        "| renewal | accuracy % | worst group % | arrivals | mean steps | stale by | energy spent | lost |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| renewal | rate | accuracy % | worst group % | arrivals | mean steps | stale by | energy spent | lost |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for said, row in rows.items():
         score, worst = (100 * statistics.fmean(row[name]) for name in ("accuracy", "worst_group"))
         lines.append(
-            f"| {said} | {score:.1f} | {worst:.1f} | {row['arrivals']:,.0f} | {row['steps']:.2f} | "
+            f"| {said} | {row['rate']:g} | {score:.1f} | {worst:.1f} | {row['arrivals']:,.0f} | {row['steps']:.2f} | "
             f"{row['staleness']:.1f} | {row['spent']:,.0f} | {row['lost']:,.0f} |"
         )
+        if row["diverged"]:
+            lines.append(f"| (diverged under {row['diverged']} seeds, which are left out) | | | | | | | | |")
     return "\n".join(lines)
 
 
@@ -137,10 +140,10 @@ def main() -> None:
     for preset in options.presets:
         began = time.perf_counter()
         rates, tuned_on, seeds, more = PRESETS[preset]
-        found = rated(preset, rates, tuned_on, OUT / preset, options.jobs, METHODS, **more)
-        result = compared(found, seeds, OUT / preset, options.jobs)
-        result["time"] = against_time(stored(found, seeds, OUT / preset / "runs", {}, METHODS, options.jobs))
-        result["varied"] = varied(found, preset, seeds, options.jobs)
+        found = rated(preset, rates, tuned_on, OUT / preset, options.jobs, METHODS, more)
+        labelled = trained(found, seeds, OUT / preset, options.jobs)
+        result = {**compared(found, seeds, labelled), "time": against_time(labelled)}
+        result["varied"] = varied(preset, options.jobs)
         result["seconds"] = round(time.perf_counter() - began)
         results[preset] = result
         RESULT.write_text(

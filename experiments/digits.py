@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from everfed import presets
 from everfed.methods import COMPARED
 from everfed.report.measures import with_measures
 from everfed.run import config
+from everfed.store import StoredRun
 from everfed.studies import sweep
-from everfed.studies.comparison import differences, summarize
+from everfed.studies.comparison import differences, summarize, unfinished
 from everfed.studies.seed_variance import seed_effects
 from everfed.studies.tuning import Tuned, tune
 
@@ -45,25 +46,42 @@ def arguments(about: str, known: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def rated(
-    preset: str, rates: list[float], seeds: range, out: Path, jobs: int, methods: Sequence[str] = COMPARED, **more: Any
+    preset: str,
+    rates: list[float],
+    seeds: range,
+    out: Path,
+    jobs: int,
+    methods: Sequence[str] = COMPARED,
+    changes: Mapping[str, Any] | None = None,
 ) -> Tuned:
-    """Rates for a preset, without those it has. more: other settings."""
+    """Rates for a preset, without those it has. changes: of its settings, by their dotted names."""
     raw = {key: value for key, value in presets.content(preset).items() if key not in ("methods", "tuned_on")}
-    return tune({**raw, **more}, {"client.lr": rates}, methods=methods, seeds=seeds, out=out / "tune", jobs=jobs)
+    for key, value in (changes or {}).items():
+        config.change(raw, key, value)
+    return tune(raw, {"client.lr": rates}, methods=methods, seeds=seeds, out=out / "tune", jobs=jobs)
 
 
-def compared(found: Tuned, seeds: range, out: Path, jobs: int) -> dict[str, Any]:
-    """The methods at their rates, on the test set."""
+def trained(found: Tuned, seeds: range, out: Path, jobs: int) -> list[tuple[str, StoredRun]]:
+    """Every method's runs at its rate, to be evaluated on the test set. Some may diverge, but none is left undone."""
     runs = sweep.plan_runs(found.content(), {"method": found.methods}, seeds, out / "runs")
     stored = sweep.run_all(runs, jobs=jobs)
-    labelled = [(run.label, one) for run, one in zip(runs, stored, strict=True)]
+    left = [run.name for run, one in zip(runs, stored, strict=True) if one.state not in ("done", "diverged")]
+    if left:
+        raise SystemExit(f"{len(left)} runs are not finished ({left[0]}, ...); the same command goes on with them.")
+    return [(run.label, one) for run, one in zip(runs, stored, strict=True)]
+
+
+def compared(found: Tuned, seeds: range, labelled: Sequence[tuple[str, StoredRun]]) -> dict[str, Any]:
+    """The methods at their rates, on the test set."""
     finals = {
-        label: [one.final.accuracy for name, one in labelled if name == label and one.final] for label in found.methods
+        label: [one.final.accuracy for name, one in labelled if name == label and one.final and one.state == "done"]
+        for label in found.methods
     }
     return {
         "tuned": found.to_dict(),
         "rates": {method: found.best(method).settings["client.lr"] for method in found.methods},
         "seeds": list(seeds),
+        "diverged": {label: states["diverged"] for label, states in unfinished(labelled).items()},
         "methods": with_measures(summarize(labelled), labelled),
         "differences": differences(labelled, "algorithm1"),
         "accuracies": finals,
@@ -91,6 +109,8 @@ def tables(result: dict[str, Any]) -> str:
         late = row["late_variation"] if "late_variation" in row else row["wiggle"]  # its name in older files
         cells = [percent(row["accuracy"]), percent(row["worst_group_accuracy"]), f"{100 * late['mean']:.2f}"]
         lines.append(f"| {method} | {result['rates'][method]:g} | {' | '.join(cells)} | {row['participations']:,.0f} |")
+    for method, seeds in result.get("diverged", {}).items():
+        lines += ["", f"{method} diverged under {len(seeds)} of {len(result['seeds'])} seeds, which are left out."]
     lines += [
         "",
         "| minus algorithm1 | accuracy | p | exact | worst group | p | exact |",
@@ -119,7 +139,8 @@ def main() -> None:
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for preset in options.presets:
         found = rated(preset, *PRESETS[preset], OUT / preset, options.jobs)
-        results[preset] = {**results.get(preset, {}), **compared(found, SEEDS, OUT / preset, options.jobs)}
+        labelled = trained(found, SEEDS, OUT / preset, options.jobs)
+        results[preset] = {**results.get(preset, {}), **compared(found, SEEDS, labelled)}
         if options.repeats:
             one = config.from_dict({**found.content(), "method": "algorithm1"})
             effects = seed_effects(one, options.repeats, out=OUT / preset / "seeds", jobs=options.jobs)

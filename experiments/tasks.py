@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from digits import arguments, compared, rated, tables
+from digits import arguments, compared, rated, tables, trained
 
 from everfed import presets
 from everfed.run import config
@@ -69,12 +69,13 @@ def main() -> None:
             more["base"] = base(Path(presets.content("lora")["model"]["pretrained"]))
             more["before"] = before("lora")
         found = rated(preset, rates, tuned_on, OUT / preset, options.jobs)
-        results[preset] = {**compared(found, seeds, OUT / preset, options.jobs), **more}
+        labelled = trained(found, seeds, OUT / preset, options.jobs)
+        results[preset] = {**compared(found, seeds, labelled), **more}
         results[preset]["seconds"] = round(time.perf_counter() - began)
-        runs = sweep.plan_runs(found.content(), {"method": [*results[preset]["methods"]]}, seeds, OUT / preset / "runs")
         for method, row in results[preset]["methods"].items():
-            mine = [run for run in runs if run.label == method]
-            row["over_clients"] = over_clients(sweep.run_all(mine, jobs=1))
+            row["over_clients"] = over_clients(
+                [run for label, run in labelled if label == method and run.state == "done"]
+            )
         ordered = {name: results[name] for name in PRESETS if name in results}
         RESULT.write_text(json.dumps(ordered, indent=1, allow_nan=False) + "\n")
         print(f"\n## {preset}\n\n{tables(results[preset])}\n", flush=True)
