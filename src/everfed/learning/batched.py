@@ -96,7 +96,7 @@ class Batched:
         first = slots * task.local_steps
         numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)
         start = task.start(params, clients)
-        rows = start.clone()
+        rows = self.gradients.rows(start) if isinstance(self.gradients, Recorded) else start.clone()
         if task.keep_state:
             state = self.states.gather(clients)
         else:

@@ -155,8 +155,8 @@ class counted_dropout(TorchFunctionMode):
         if attn_mask is not None:
             allowed = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if allowed else scores + attn_mask
-        # Where nothing may be looked at, the result is 0 as in torch, not 0 / 0.
-        weights = torch._safe_softmax(scores, -1)
+        # Where nothing may be looked at, the result is 0 as in torch, not 0 / 0. In bfloat16 its gradient would fail.
+        weights = torch._safe_softmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), -1)
         return (self._dropped(weights, dropout_p) if dropout_p else weights) @ value
 
     def _uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:

@@ -8,6 +8,8 @@ themselves, are not recorded; and each recording is compared with what it record
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -41,23 +43,31 @@ class Graphs:
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            run()
+        gc.collect()  # graphs of earlier runs, which must not end while another is recorded
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                run()
+        finally:
+            if enabled:
+                gc.enable()
         return graph.replay
 
 
 class Recorded:
     """The same gradients, mostly from recordings."""
 
-    def __init__(self, plain: Gradients, module: nn.Module, record: Record | None = None) -> None:
-        """record: for tests without a GPU."""
-        self.plain, self.module, self.record = plain, module, record
+    def __init__(self, plain: Gradients, module: nn.Module, recorder: Callable[[], Record] = Graphs) -> None:
+        """recorder: another one, for tests without a GPU."""
+        self.plain, self.module, self.recorder = plain, module, recorder
         self.refused = ""  # why nothing is recorded
         self.seen: Counter[int] = Counter()
         self._forget()
 
     def _forget(self) -> None:
         self.graphs: dict[int, Callable[[], None]] = {}
+        self.record: Record | None = None  # new for new memory: without graphs, the old one's is gone
         self.given: tuple[Tensor, Inputs, Tensor, Tensor, Tensor] | None = None
         self.found: tuple[Tensor, Tensor] | None = None
 
@@ -69,9 +79,7 @@ class Recorded:
             self.seen[room] += 1
             return self._watched(self.seen[room], rows, x, y, who, iteration)
         if not self.refused and room not in self.graphs:
-            expected = self.plain(rows, x, y, who, iteration)
-            self._try_to_record(room, expected, rows, x, y, who, iteration)
-            return expected
+            return self._compared(room, rows, x, y, who, iteration)
         if self.refused:
             return self.plain(rows, x, y, who, iteration)
         self._give(rows, x, y, who, iteration)
@@ -80,24 +88,30 @@ class Recorded:
         grads, losses = self.found
         return grads[:count], losses[:count].clone()
 
+    def rows(self, start: Tensor) -> Tensor:
+        """A copy of these rows to train, where the recordings read them, if there are any for so many."""
+        if self.given is None or rounded(len(start)) not in self.graphs:
+            return start.clone()
+        return self.given[0][: len(start)].copy_(start)
+
     def _watched(self, number: int, *given: Any) -> tuple[Tensor, Tensor]:
         """A plain pass that shows whether the model can be recorded."""
         before = _own_numbers(self.module)
         # Not in the first pass, in which libraries set themselves up.
-        strict = number > 1 and self.record is None
+        strict = number > 1 and self.recorder is Graphs
         try:
             if strict:
-                torch.cuda.set_sync_debug_mode("error")
+                _forbid_waiting("error")
             found = self.plain(*given)
         except RuntimeError as error:
             if not strict or "synchronizing" not in str(error):
                 raise
             self.refused = "its forward pass looks at results on the way"
-            torch.cuda.set_sync_debug_mode("default")
+            _forbid_waiting("default")
             return self.plain(*given)
         finally:
             if strict:
-                torch.cuda.set_sync_debug_mode("default")
+                _forbid_waiting("default")
         changed = [name for name, value in _own_numbers(self.module).items() if before.get(name) != value]
         if changed:
             self.refused = f"its forward pass changes '{changed[0]}'"
@@ -108,25 +122,27 @@ class Recorded:
         count = len(rows)
         for place, values in zip(self.given[:4], (rows, x, y, who), strict=True):
             for name, part in parts(values).items():
-                parts(place)[name][:count].copy_(part)
+                if parts(place)[name].data_ptr() != part.data_ptr():
+                    parts(place)[name][:count].copy_(part)
         self.given[4][:count] = iteration
 
-    def _try_to_record(self, room: int, expected: tuple[Tensor, Tensor], *given: Any) -> None:
+    def _compared(self, room: int, *given: Any) -> tuple[Tensor, Tensor]:
+        """Record it for so many clients; the gradients are those of the plain pass that it is compared with."""
         try:
             self._record(room, *given)
+            self._give(*given)
+            self.graphs[room]()
         except torch.cuda.OutOfMemoryError:
             self.refused = "no memory is left for it"
         except RuntimeError as error:
             self.refused = f"it failed to be ({first_line(error)})"
-        else:
-            self._give(*given)
-            self.graphs[room]()
-            assert self.found is not None
-            for one, other in zip(self.found, expected, strict=True):
-                if not _near(one[: len(other)], other):
-                    self.refused = "its recording did not repeat it"
+        found, expected = self.found, self.plain(*given)
+        for one, other in zip(found or (), expected, strict=False):
+            if not self.refused and not _near(one[: len(other)], other):
+                self.refused = "its recording did not repeat it"
         if self.refused:
             self._forget()
+        return expected
 
     def _record(self, room: int, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int | Tensor) -> None:
         if self.given is None or len(self.given[3]) < room:
@@ -138,7 +154,7 @@ class Recorded:
             self.given = (zeros(rows), each(zeros, x), zeros(y), zeros(who), zeros(who))
             self.found = (zeros(rows), rows.new_zeros(room))
         if self.record is None:
-            self.record = Graphs()
+            self.record = self.recorder()
         assert self.found is not None
         given, found = self.given, self.found
 
@@ -148,6 +164,13 @@ class Recorded:
                 place[:room].copy_(values)
 
         self.graphs[room] = self.record(run)
+
+
+def _forbid_waiting(mode: str) -> None:
+    """Whether the CPU may wait for the GPU's results; torch warns that it may not notice everything."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _near(one: Tensor, other: Tensor) -> bool:

@@ -6,6 +6,7 @@ from the global generator. A stack taken apart solves both.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +72,9 @@ def stacked(
             x, *states = _layer(_KINDS[func], x, start, own, biased, directions)
         else:
             handed = start[0] if isinstance(hx, Tensor) else start
-            x, *states = func(x, handed, own, biased, 1, 0.0, training, bidirectional, False)
+            with warnings.catch_warnings():  # cuDNN wants the weights of all layers in one piece
+                warnings.filterwarnings("ignore", "RNN module weights")
+                x, *states = func(x, handed, own, biased, 1, 0.0, training, bidirectional, False)
         last.append(tuple(states))
     return (x.transpose(0, 1) if batch_first else x, *(torch.cat(parts) for parts in zip(*last, strict=True)))
 
