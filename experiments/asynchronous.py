@@ -22,6 +22,7 @@ import numpy as np
 from digits import arguments, compared, rated, tables, trained
 
 from everfed.store import StoredRun
+from everfed.studies.tuning import Tuned
 
 ROOT = Path(__file__).parents[1]
 OUT, RESULT = Path("everfed-out/asynchronous"), ROOT / "docs/results/asynchronous.json"
@@ -84,14 +85,16 @@ def against_time(labelled: Sequence[tuple[str, StoredRun]]) -> dict[str, Any]:
     return found
 
 
-def varied(preset: str, jobs: int) -> dict[str, Any]:
-    """Renewal under other settings."""
+def varied(preset: str, found: Tuned, labelled: Sequence[tuple[str, StoredRun]], jobs: int) -> dict[str, Any]:
+    """Renewal under other settings; found, labelled: without any."""
     rates, tuned_on, seeds, more = PRESETS[preset]
-    result = {}
+    result, compared_with = {}, (found, [one for one in labelled if one[0] == "renewal"])
     for said, changes in VARIED.get(preset, {}).items():
-        place = OUT / preset / "varied" / "".join(c if c.isalnum() else "-" for c in said)
-        found = rated(preset, rates, tuned_on, place, jobs, ["renewal"], {**more, **changes})
-        labelled = trained(found, seeds, place, jobs)
+        found, labelled = compared_with
+        if changes:
+            place = OUT / preset / "varied" / "".join(c if c.isalnum() else "-" for c in said)
+            found = rated(preset, rates, tuned_on, place, jobs, ["renewal"], {**more, **changes})
+            labelled = trained(found, seeds, place, jobs)
         runs = [run for _, run in labelled if run.state == "done"]
         (row,) = against_time(labelled).values()
         finals = [run.final for run in runs if run.final]
@@ -143,7 +146,7 @@ def main() -> None:
         found = rated(preset, rates, tuned_on, OUT / preset, options.jobs, METHODS, more)
         labelled = trained(found, seeds, OUT / preset, options.jobs)
         result = {**compared(found, seeds, labelled), "time": against_time(labelled)}
-        result["varied"] = varied(preset, options.jobs)
+        result["varied"] = varied(preset, found, labelled, options.jobs)
         result["seconds"] = round(time.perf_counter() - began)
         results[preset] = result
         RESULT.write_text(
