@@ -19,7 +19,7 @@ from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
 from everfed.store import StoreError, open_run, stored_rounds
-from everfed.studies import tuning
+from everfed.studies import sweep, tuning
 from everfed.studies.sweep import plan_runs, run_all
 from everfed.studies.tuning import Trial, tune
 from older_folders import pretend_done
@@ -414,3 +414,21 @@ def test_the_digits_presets_have_the_rates_that_were_chosen_and_reported():
         for method, row in result["methods"].items():
             low, high = row["accuracy"]["ci95"]
             assert f"| {100 * row['accuracy']['mean']:.1f} ± {50 * (high - low):.1f} |" in page, (name, method)
+
+
+def test_runs_that_fail_are_told_to_whoever_called(tmp_path, monkeypatch):
+    """A library call shows no progress, so the notes of its runs would be lost."""
+    whole = sweep.stored_rounds
+
+    def fails(experiment, folder, **options):
+        yield from whole(experiment, folder, **options) if experiment.seed == 0 else ()
+        if experiment.seed:
+            raise RuntimeError("the GPU is gone")
+
+    runs = plan_runs(QUICK, {}, [0, 1], tmp_path)
+    monkeypatch.setattr(sweep, "stored_rounds", fails)
+    with pytest.warns(ef.EverfedWarning, match=r"1 of 2 runs are not finished \(run, seed 1: the GPU is gone\)"):
+        stored = run_all(runs, jobs=1)
+    assert [run.state for run in stored] == ["done"]
+    monkeypatch.undo()
+    assert [run.state for run in run_all(runs, jobs=1)] == ["done", "done"]

@@ -211,11 +211,22 @@ def run_all(
         "trackers": tuple(trackers),
         "make": make,
     }
+    notes: dict[int, str] = {}
+
+    def tell(progress: Progress) -> None:
+        if progress.note:
+            notes[progress.run] = progress.note
+        on_progress(progress)
+
     if executor:
         under_way(True)
-    (executor or _Here(jobs, under_way))(runs, options, on_progress, stop)
+    (executor or _Here(jobs, under_way))(runs, options, tell, stop)
     under_way(False)
-    opened = (_opened(run) for run in runs if (run.folder / "experiment.toml").exists())
+    opened = [_opened(run) if (run.folder / "experiment.toml").exists() else None for run in runs]
+    left = [i for i, run in enumerate(opened) if run is None or run.state not in ("done", "diverged")]
+    if left and not stop():
+        why = next((f" ({notes[i]})" for i in left if i in notes), "")
+        warn(f"{len(left)} of {len(runs)} runs are not finished{why}; the same call goes on with them.", 3)
     return [run for run in opened if run]
 
 
