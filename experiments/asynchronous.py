@@ -56,24 +56,43 @@ VARIED: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def at(run: StoredRun, part: float) -> float:
-    """The accuracy at a part of the time."""
-    rounds, values = run.curve()
-    return values[int(np.searchsorted(rounds, part * rounds[-1]))]
+def evaluated(run: StoredRun) -> list[tuple[float, float, float, float]]:
+    """(round, energy spent by then, accuracy, worst group's accuracy) of each evaluation."""
+    found = ((record.round + 1, record.energy.spent, record.metrics) for record in run.rounds if record.metrics)
+    return [(when, spent, m.accuracy or 0.0, min((m.group_accuracy or {"": 0.0}).values())) for when, spent, m in found]
+
+
+def at_time(run: StoredRun, part: float) -> tuple[float, float]:
+    """Accuracy and worst group's, at the first evaluation from a part of the time on."""
+    last = run.experiment.rounds
+    return next(found[2:] for found in evaluated(run) if found[0] >= part * last)
+
+
+def at_energy(run: StoredRun, joules: float) -> float | None:
+    """The accuracy of the last evaluation before more energy was spent; None if there was none."""
+    before = [found[2] for found in evaluated(run) if found[1] <= joules * (1.0 + 1e-9)]
+    return before[-1] if before else None
 
 
 def against_time(labelled: Sequence[tuple[str, StoredRun]]) -> dict[str, Any]:
-    """By method: accuracies at parts of the time, energy spent, and what arrivals are like."""
+    """By method: accuracies at parts of the time and of Algorithm 1's energy, and what arrivals are like."""
     found: dict[str, Any] = {}
+    budget = [run.energy.spent for name, run in labelled if name == "algorithm1" and run.state == "done"]
     for method in dict.fromkeys(name for name, _ in labelled):
         runs = [run for name, run in labelled if name == method and run.state == "done"]
         if not runs:
             continue
         row: dict[str, Any] = {
-            "accuracy_at": {f"{part:g}": statistics.fmean(at(run, part) for run in runs) for part in PARTS},
+            "accuracy_at": {f"{part:g}": statistics.fmean(at_time(run, part)[0] for run in runs) for part in PARTS},
+            "worst_group_at": {f"{part:g}": statistics.fmean(at_time(run, part)[1] for run in runs) for part in PARTS},
             "spent": statistics.fmean(run.energy.spent for run in runs),
             "lost": statistics.fmean(run.energy.lost for run in runs),
         }
+        if budget:
+            row["accuracy_at_energy"] = {}
+            for part in PARTS:
+                seen = [score for run in runs if (score := at_energy(run, part * statistics.fmean(budget))) is not None]
+                row["accuracy_at_energy"][f"{part:g}"] = statistics.fmean(seen) if len(seen) == len(runs) else None
         stale = [record.arrived.staleness for run in runs for record in run.rounds if record.arrived]
         if stale:
             steps = [record.arrived.steps for run in runs for record in run.rounds if record.arrived]
@@ -107,13 +126,20 @@ def varied(preset: str, found: Tuned, labelled: Sequence[tuple[str, StoredRun]],
 
 
 def time_table(rows: dict[str, Any]) -> str:
-    parts = " | ".join(f"{100 * part:g} %" for part in PARTS)
-    lines = [
-        f"| accuracy % after, of the time | {parts} | energy spent | arrivals stale by | versions |",
-        "|---|" + "---:|" * (len(PARTS) + 3),
+    """Accuracy and worst group by time; accuracy by energy, and what arrivals are like."""
+    times, some = (" | ".join(f"{100 * part:g} %" for part in parts) for parts in (PARTS, PARTS[1:]))
+    lines = [f"| accuracy (worst group) % after, of the time | {times} |", "|---|" + "---:|" * len(PARTS)]
+    for method, row in rows.items():
+        both = zip(row["accuracy_at"].values(), row["worst_group_at"].values(), strict=True)
+        lines.append(f"| {method} | {' | '.join(f'{100 * all:.1f} ({100 * worst:.1f})' for all, worst in both)} |")
+    lines += [
+        "",
+        f"| accuracy % with, of Algorithm 1's energy | {some} | energy spent in all | stale by | versions |",
+        "|---|" + "---:|" * (len(PARTS) + 2),
     ]
     for method, row in rows.items():
-        cells = [f"{100 * value:.1f}" for value in row["accuracy_at"].values()]
+        scores = [*row["accuracy_at_energy"].values()][1:]
+        cells = ["" if score is None else f"{100 * score:.1f}" for score in scores]
         cells.append(f"{row['spent']:,.0f}")
         cells += [f"{row['staleness']:.1f}", f"{row['versions']:,.0f}"] if "staleness" in row else ["", ""]
         lines.append(f"| {method} | {' | '.join(cells)} |")
