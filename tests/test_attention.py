@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.func import vmap
 
 from everfed.learning.attention import attention
+from everfed.learning.dropout import counted_dropout
 
 CLIENTS, BATCH, HEADS, LENGTH, SIZE = 3, 2, 4, 5, 8
 MASKS = {
@@ -63,6 +64,21 @@ def test_keys_shared_by_heads_stay_shared():
     torch.manual_seed(0)
     tensors = [drawn((BATCH, heads, LENGTH, SIZE), 0) for heads in (HEADS, 2, 2)]
     agree([*tensors, None], (0, 0, 0, None), gqa=True)
+
+
+def test_what_broadcasts_is_left_to_plain_products():
+    """Through the mode that replaces torch's call: keys of one sample for a whole batch, with and without shared heads."""
+    torch.manual_seed(0)
+    for heads in (HEADS, 2):
+        tensors = [drawn((size, h, LENGTH, SIZE), 0) for size, h in ((BATCH, HEADS), (1, heads), (1, heads))]
+
+        def mine(*given, gqa=heads != HEADS):
+            with counted_dropout(0, torch.zeros((), dtype=torch.int64), 0, under_vmap=True):
+                return F.scaled_dot_product_attention(*given, enable_gqa=gqa)
+
+        repeated = [t.repeat_interleave(HEADS // t.shape[2], dim=2) for t in tensors]
+        expected = torch.stack([F.scaled_dot_product_attention(*(t[i] for t in repeated)) for i in range(CLIENTS)])
+        torch.testing.assert_close(vmap(mine)(*tensors), expected)
 
 
 def test_outside_vmap_it_is_torchs():

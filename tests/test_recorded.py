@@ -1,5 +1,8 @@
 """Gradients repeated from recordings: without a GPU, by a recorder that runs the same function on the same memory."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +32,34 @@ class Counts(nn.Linear):
     def forward(self, x):
         self.calls += self.training
         return super().forward(x) * (1 + self.calls % 2)
+
+
+class CountsInAList(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.seen = {"calls": [0]}
+
+    def forward(self, x):
+        self.seen["calls"][0] += self.training
+        return super().forward(x) * (1 + self.seen["calls"][0] % 2)
+
+
+@dataclass(frozen=True)
+class Remembers:
+    """An optimiser of the user's own that keeps the last gradient as it was given."""
+
+    lr: float = 0.1
+    schedule: Any = ef.Constant()
+
+    def init(self, rows, size, device):
+        return {"last": torch.zeros(rows, size, device=device)}
+
+    def step(self, params, grads, state, lr):
+        params.sub_(2.0 * grads - state["last"], alpha=lr)
+        state["last"] = grads
+
+    def as_torch(self, params):
+        raise NotImplementedError
 
 
 def again(run):
@@ -77,7 +108,7 @@ def test_numbers_of_clients_are_rounded_up_by_an_eighth_at_most():
 
 
 @pytest.mark.parametrize("two", [False, True])
-@pytest.mark.parametrize("client", [ef.SGD(0.1, momentum=0.5), ef.Adam(0.01)])
+@pytest.mark.parametrize("client", [ef.SGD(0.1, momentum=0.5), ef.Adam(0.01), Remembers()])
 def test_repeated_gradients_are_the_same(two, client):
     """Rounds of different sizes, dropout, kept state, several inputs."""
     torch.manual_seed(0)
@@ -102,6 +133,7 @@ def fails(run):
     ("kind", "record", "why"),
     [
         (Counts, again, "its forward pass changes 'calls'"),
+        (CountsInAList, again, "its forward pass changes 'seen'"),
         (nn.Linear, nothing, "its recording did not repeat it"),
         (nn.Linear, fails, "not permitted when stream is capturing"),
     ],

@@ -145,7 +145,8 @@ class counted_dropout(TorchFunctionMode):
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         self.needed = True
-        if dropout_p == 0.0 and (enable_gqa or query.shape[:-2] == key.shape[:-2] == value.shape[:-2]):
+        last = -3 if enable_gqa else -2  # before them, what may broadcast is left to the products below
+        if dropout_p == 0.0 and query.shape[:last] == key.shape[:last] == value.shape[:last]:
             return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if enable_gqa:
             key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], dim=-3) for t in (key, value))

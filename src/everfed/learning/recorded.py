@@ -85,8 +85,9 @@ class Recorded:
         self._give(rows, x, y, who, iteration)
         self.graphs[room]()
         assert self.found is not None
-        grads, losses = self.found
-        return grads[:count], losses[:count].clone()
+        # Copies: a user's optimiser or rule may keep what it is given, and the next pass writes over these.
+        grads, losses = (part[:count].clone() for part in self.found)
+        return grads, losses
 
     def rows(self, start: Tensor) -> Tensor:
         """A copy of these rows to train, where the recordings read them, if there are any for so many."""
@@ -99,6 +100,7 @@ class Recorded:
         before = _own_numbers(self.module)
         # Not in the first pass, in which libraries set themselves up.
         strict = number > 1 and self.recorder is Graphs
+        allowed = torch.cuda.get_sync_debug_mode() if strict else 0
         try:
             if strict:
                 _forbid_waiting("error")
@@ -107,11 +109,11 @@ class Recorded:
             if not strict or "synchronizing" not in str(error):
                 raise
             self.refused = "its forward pass looks at results on the way"
-            _forbid_waiting("default")
+            _forbid_waiting(allowed)
             return self.plain(*given)
         finally:
             if strict:
-                _forbid_waiting("default")
+                _forbid_waiting(allowed)
         changed = [name for name, value in _own_numbers(self.module).items() if before.get(name) != value]
         if changed:
             self.refused = f"its forward pass changes '{changed[0]}'"
@@ -166,7 +168,7 @@ class Recorded:
         self.graphs[room] = self.record(run)
 
 
-def _forbid_waiting(mode: str) -> None:
+def _forbid_waiting(mode: str | int) -> None:
     """Whether the CPU may wait for the GPU's results; torch warns that it may not notice everything."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -183,10 +185,18 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def _own_numbers(module: nn.Module) -> dict[str, Any]:
-    """What the module's parts hold besides tensors: numbers and words by name."""
+    """What the module's parts hold besides tensors: numbers and words by name, in lists and dictionaries too."""
     return {
-        f"{name}.{key}".lstrip("."): value
+        f"{name}.{key}".lstrip("."): _plain(value)
         for name, part in module.named_modules()
         for key, value in vars(part).items()
-        if isinstance(value, bool | int | float | str | None)
     }
+
+
+def _plain(value: Any) -> Any:
+    """Something that can be compared: numbers and words as they are, nothing of tensors and other objects."""
+    if isinstance(value, dict):
+        return [(_plain(key), _plain(held)) for key, held in value.items()]
+    if isinstance(value, list | tuple):
+        return [_plain(held) for held in value]
+    return value if isinstance(value, bool | int | float | str) else None
