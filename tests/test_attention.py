@@ -67,7 +67,7 @@ def test_keys_shared_by_heads_stay_shared():
 
 
 def test_what_broadcasts_is_left_to_plain_products():
-    """Through the mode that replaces torch's call: keys of one sample for a whole batch, with and without shared heads."""
+    """Through the mode that replaces torch's call: keys of one sample for a batch, with and without shared heads."""
     torch.manual_seed(0)
     for heads in (HEADS, 2):
         tensors = [drawn((size, h, LENGTH, SIZE), 0) for size, h in ((BATCH, HEADS), (1, heads), (1, heads))]
