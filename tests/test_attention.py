@@ -2,11 +2,16 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.func import vmap
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.utils.checkpoint import checkpoint
 
+import everfed as ef
 from everfed.learning.attention import attention
 from everfed.learning.dropout import counted_dropout
 
@@ -79,6 +84,50 @@ def test_what_broadcasts_is_left_to_plain_products():
         repeated = [t.repeat_interleave(HEADS // t.shape[2], dim=2) for t in tensors]
         expected = torch.stack([F.scaled_dot_product_attention(*(t[i] for t in repeated)) for i in range(CLIENTS)])
         torch.testing.assert_close(vmap(mine)(*tensors), expected)
+
+
+class Looks(nn.Module):
+    """Attention with a mask that is only named, maybe computed again in the backward pass."""
+
+    def __init__(self, kind, sizes, rate=0.0, again=False):
+        super().__init__()
+        self.kind, self.sizes, self.rate, self.again = kind, sizes, rate, again
+        self.first, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        key = self.first(x)[:, None]
+
+        def look(key):
+            rate = self.rate if self.training else 0.0
+            query = key[:, :, -self.sizes[0] :]
+            return F.scaled_dot_product_attention(query, key, key, self.kind(*self.sizes), rate)
+
+        found = checkpoint(look, key, use_reentrant=False) if self.again else look(key)
+        return self.out(found[:, 0].mean(dim=1))
+
+
+def trained(trainer, *options):
+    torch.manual_seed(0)
+    model, draw = Looks(*options), np.random.default_rng(0)
+    pairs = [(draw.normal(size=(9, 5, 4)).astype(np.float32), draw.integers(0, 3, 9)) for _ in range(4)]
+    history = ef.simulate(
+        model, ef.from_arrays(pairs), ef.Fleet.from_cycles([1, 2, 3, 1]), rounds=3, local_steps=2, batch_size=4,
+        client=ef.SGD(0.1), device="cpu", trainer=trainer, check_trainer=False,
+    )  # fmt: skip
+    return history.params
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+@pytest.mark.parametrize(("kind", "sizes"), [(causal_upper_left, (5, 5)), (causal_lower_right, (3, 5))])
+def test_masks_that_are_only_named(kind, sizes, rate):
+    fast, slow = (trained(name, kind, sizes, rate) for name in ("batched", "one-by-one"))
+    for name, value in slow.items():
+        torch.testing.assert_close(fast[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_that_is_computed_again_is_refused_in_words():
+    with pytest.raises(ef.InputError, match="cannot be batched over clients"):
+        trained("batched", causal_upper_left, (5, 5), 0.0, True)
 
 
 def test_outside_vmap_it_is_torchs():

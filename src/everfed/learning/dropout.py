@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
 from everfed.errors import InputError
@@ -140,6 +141,10 @@ class counted_dropout(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        if isinstance(attn_mask, CausalBias):  # a name for a mask, which holds none
+            past = attn_mask.seq_len_kv - attn_mask.seq_len_q if attn_mask.variant == CausalVariant.LOWER_RIGHT else 0
+            shape = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
+            attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril(past)
         if dropout_p == 0.0 and not self.under_vmap:
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
