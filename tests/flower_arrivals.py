@@ -67,7 +67,8 @@ class SlowGrid(InProcessGrid):
             number = f"m{self.sent}"
             message.metadata.__dict__["_message_id"] = number
             numbers.append(number)
-            threading.Thread(target=self._serve, args=(message, number), daemon=True).start()
+            # Not a daemon: a thread that is inside torch when the interpreter ends aborts the process.
+            threading.Thread(target=self._serve, args=(message, number)).start()
         return numbers
 
     def _serve(self, message, number):

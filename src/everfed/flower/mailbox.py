@@ -22,6 +22,7 @@ POLL_S = 1.0  # between two looks for one reply, unless time is short
 _EACH_S = 0.02  # and at least this much for every reply that is awaited: looking is work for the server too
 _WORKERS = 16
 _STUCK_S = 10.0  # a pull that takes longer has its thread replaced
+_CLOSE_S = 2.0  # to wait for threads at the end
 
 
 class Mailbox:
@@ -34,7 +35,7 @@ class Mailbox:
         self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._turns: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()  # when to look for which reply
         self._pulls: dict[int, float] = {}  # by thread: when the pull that it is in began
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -44,8 +45,14 @@ class Mailbox:
         self.close()
 
     def close(self) -> None:
-        """Look for replies no longer."""
+        """Look for replies no longer.
+
+        Threads that are idle end here: one that is left in Flower's code when the interpreter ends can abort it.
+        """
         self._over.set()
+        until = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
 
     def send(self, messages: Sequence[Message]) -> list[str | None]:
         """The messages' numbers; None for one that the grid did not take."""
@@ -84,14 +91,15 @@ class Mailbox:
         """As many threads as there are replies to look for, up to a limit, besides those that are stuck."""
         now = time.monotonic()
         stuck = sum(now - began > _STUCK_S for began in list(self._pulls.values()))
-        while self._threads - stuck < min(len(self.waiting), _WORKERS):
-            threading.Thread(target=self._look, args=(self._threads,), daemon=True).start()
-            self._threads += 1
+        while len(self._threads) - stuck < min(len(self.waiting), _WORKERS):
+            thread = threading.Thread(target=self._look, args=(len(self._threads),), daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _look(self, thread: int) -> None:
         while not self._over.is_set():
             try:
-                due, number = self._turns.get(timeout=self.poll_s)
+                due, number = self._turns.get(timeout=min(self.poll_s, _CLOSE_S / 4))
             except queue.Empty:
                 continue
             if self._over.wait(max(due - time.monotonic(), 0.0)):
