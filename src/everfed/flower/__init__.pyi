@@ -7,7 +7,7 @@ from .energy import (
     Simulated as Simulated,
 )
 from .identity import Roster as Roster
-from .round_server import RoundLimits as RoundLimits
+from .limits import RoundLimits as RoundLimits
 from .server import remote_run as remote_run, server_app as server_app
 from .strategy import EnergyStrategy as EnergyStrategy
 from .testing import Loopback as Loopback

@@ -24,7 +24,8 @@ from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.client import load_experiment
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Ledger
-from everfed.flower.round_server import RoundLimits, RoundServer
+from everfed.flower.limits import RoundLimits
+from everfed.flower.round_server import RoundServer
 from everfed.flower.wire import Shapes
 from everfed.learning.task import Trained
 from everfed.run.asynchronous import AsynchronousRun

@@ -6,7 +6,7 @@ by energy has to avoid. Here the server rules and optimisers of everfed decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
 from pathlib import Path
 
@@ -22,10 +22,11 @@ from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower.identity import Roster
-from everfed.flower.mailbox import send_and_collect
-from everfed.flower.round_server import Opened, RoundLimits, RoundServer
+from everfed.flower.limits import RoundLimits
+from everfed.flower.pulling import Reply
+from everfed.flower.round_server import Opened, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
-from everfed.flower.wire import Shapes, as_record
+from everfed.flower.wire import TRAIN, Shapes, as_record
 from everfed.scheduling.policies import Policy
 from everfed.server.aggregate import Setting
 from everfed.server.optimizers import ServerOptimizer, ServerSGD
@@ -90,7 +91,11 @@ class EnergyStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self.opened is not None
         nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in self.opened.messages}
-        by_node = {nodes[m.metadata.reply_to_message_id]: m for m in replies}
+        answered = ((m.metadata.reply_to_message_id, m) for m in replies)
+        return self._aggregate({nodes[number]: Reply(number, message) for number, message in answered})
+
+    def _aggregate(self, by_node: Mapping[int, Reply]) -> tuple[ArrayRecord, MetricRecord]:
+        assert self.opened is not None
         step, results = self.round_server.close(self.opened, by_node)
         self.server.open(step.round, step.clients, step.scales)
         for trained in results:
@@ -131,10 +136,8 @@ class EnergyStrategy(Strategy):
             self.round_server.await_round(grid, number)
             config = train_config or ConfigRecord()
             messages = list(self.configure_train(number + 1, self._arrays(), config, grid))
-            replies = send_and_collect(grid, messages, self.round_server.limits.train_s)
-            made, metrics = self.aggregate_train(number + 1, replies.values())
-            assert made is not None
-            assert metrics is not None
+            replies = self.round_server.exchange(grid, messages, TRAIN, self.server.params.nbytes)
+            made, metrics = self._aggregate(replies)
             result.train_metrics_clientapp[number + 1] = metrics
             found = evaluate_fn(number + 1, made) if evaluate_fn else None
             if found is not None:
