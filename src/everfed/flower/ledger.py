@@ -31,7 +31,8 @@ class Entry:
     lost: dict[int, str] = field(default_factory=dict)  # said yes and vanished, with the reason
     refused: dict[int, str] = field(default_factory=dict)  # their update must not count
     turned_away: dict[str, str] = field(default_factory=dict)  # nodes whose answer must not count
-    silent: int = 0  # reachable, but no answer in time
+    failed: dict[str, str] = field(default_factory=dict)  # nodes that could not answer, with the reason
+    silent: int = 0  # reachable, but no answer in time, or none that could be given
     late: dict[str, str] = field(default_factory=dict)  # nodes whose reply to the last round came after its deadline
     query_s: float = 0.0
     train_s: float = 0.0

@@ -213,9 +213,7 @@ class RoundServer:
         for node in nodes:
             reply = replies.get(node)
             if reply is None or reply.failure():
-                entry.silent += 1
-                if (client := self.roster.nodes.get(node)) is not None:
-                    entry.absent[client] = (reply and reply.failure()) or "no answer in time"
+                self._note_silence(node, reply, entry)
                 continue
             answer = self._hear(node, reply, entry)
             if answer and answer.join:
@@ -227,6 +225,15 @@ class RoundServer:
         for client in let:
             self.granted[client].add(entry.round)
         return dict(wishes[client] for client in let)
+
+    def _note_silence(self, node: int, reply: Reply | None, entry: Entry) -> None:
+        entry.silent += 1
+        why = reply.failure() if reply else None
+        if why:
+            entry.failed[str(node)] = f"{self._named(node)}: {why}"
+            log.warning("round %d: no answer of %s: %s", entry.round, self._named(node), why)
+        if (client := self.roster.nodes.get(node)) is not None:
+            entry.absent[client] = why or "no answer in time"
 
     def _hear(self, node: int, reply: Reply, entry: Entry) -> Answer | None:
         """A node's answer, if it is valid; otherwise the node is turned away, and the ledger says why."""
@@ -267,7 +274,7 @@ class RoundServer:
             if said:
                 entry.lost[said.client] = why or ""
             else:
-                entry.silent += 1
+                self._note_silence(node, reply, entry)
             return None
         answer = self._hear(node, reply, entry)
         if said is None:  # the first word of this node in the round
