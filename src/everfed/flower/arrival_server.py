@@ -30,6 +30,7 @@ from everfed.flower.calls import NONE, Call, Offer
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.mailbox import POLL_S, Mailbox
+from everfed.flower.own_data import told_of
 from everfed.flower.received import Received
 from everfed.flower.round_server import RoundLimits, total_books
 from everfed.flower.wire import QUERY, TRAIN, RefusedError
@@ -177,7 +178,7 @@ class ArrivalServer:
     def _hand(self, node: int, offer: Offer, began: int) -> None:
         """Send the model to a client that has begun."""
         model = self.flight.starts(np.array([offer.client]))[0].cpu().numpy()
-        settings = ConfigRecord({"server-round": self.number + 1})
+        settings = ConfigRecord({**told_of(self.setup.data), "server-round": self.number + 1})
         records = {wire.ARRAYS: wire.as_record(model, self.shapes), wire.CONFIG: settings}
         self.entry.models_sent += 1
         self.entry.bytes_sent += model.nbytes

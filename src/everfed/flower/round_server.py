@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -113,6 +114,8 @@ class RoundServer:
         self.granted: list[set[int]] = [set() for _ in range(len(fleet))]
         self.energy: dict[int, Books] = {}
         self.heard: set[int] = set()  # in this round
+        self.run = secrets.randbits(62)
+        self.told: dict[str, Any] = {}  # to those who train, beside the model
         self.back_to = 0
         self.has_asked = False
         self.not_before: float | None = None  # when the next round may begin; None: none has begun yet
@@ -146,7 +149,7 @@ class RoundServer:
         entry = Entry(round, reachable=len(nodes))
         self.heard = set()
         asked = self._ask(grid, nodes, entry) if self.limits.two_phase else dict.fromkeys(nodes)
-        settings = ConfigRecord({**(config or {}), "server-round": round + 1})
+        settings = ConfigRecord({**self.told, **(config or {}), "server-round": round + 1})
         records = {wire.ARRAYS: wire.as_record(model, shapes), wire.CONFIG: settings}
         out = [self._message(TRAIN, node, round, records, said) for node, said in asked.items()]
         entry.models_sent, entry.bytes_sent = len(out), len(out) * model.nbytes
@@ -268,7 +271,7 @@ class RoundServer:
         client = said.client if said else self.roster.nodes.get(node)
         told = range(len(self.fleet)) if client is None else [client]
         granted = {c: frozenset(self.granted[c]) for c in told} if self.policy.coordinated else {}
-        content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted).to_record(), **records})
+        content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted, self.run).to_record(), **records})
         return Message(content, node, kind, ttl=self._deadline(kind), group_id=str(round))
 
     def _deadline(self, kind: str) -> float:
@@ -281,12 +284,14 @@ class RoundServer:
         """What later rounds depend on. The clients' energy comes again with their next answers."""
         granted = [(client, round) for client, rounds in enumerate(self.granted) for round in sorted(rounds)]
         return {
+            "protocol.run": torch.tensor(self.run),
             "protocol.spoken": torch.tensor(self.claimed),
             "protocol.own": torch.tensor(self.ledger.own),
             "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.run = int(state.get("protocol.run", self.run))  # older ones had none
         self.claimed = state["protocol.spoken"].cpu().numpy().copy()
         self.ledger.own = state["protocol.own"].cpu().numpy().copy()
         self.granted = [set() for _ in range(len(self.fleet))]
