@@ -195,7 +195,7 @@ def test_an_app_that_raises_is_a_lost_participation():
     nodes = fleet_of(client_app(SMALL), CLIENTS)
     nodes[0] = Node(client_app(SMALL, samples=broken), {"client": 0})
     _, _, protocol = run(SMALL, nodes)
-    assert all(e.lost == {0: "its app raised an error"} for e in protocol.ledger.entries)
+    assert all(e.lost == {0: "its app raised an error: RuntimeError: out of memory"} for e in protocol.ledger.entries)
 
 
 @pytest.mark.parametrize("optimizer", [SMALL.client, ef.Adam(1e-3)], ids=["sgd", "adam"])

@@ -9,6 +9,7 @@ keeps them as plain numbers.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,17 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from everfed.errors import InputError
+from everfed.errors import InputError, first_line
 from everfed.flower import own_work
 from everfed.flower.calls import Call, Offer
 from everfed.flower.device import Energy, client_of, energy_of, samples_of
 from everfed.flower.energy import Choice, EnergySource, Measured, Simulated, own_plan, planned_choice
 from everfed.flower.node_state import Memory
-from everfed.flower.wire import ARRAYS, RECORD, Answer, Ask
+from everfed.flower.wire import ARRAYS, RECORD, Answer, Ask, printable
 from everfed.scheduling.policies import Policy
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     Described = Experiment | Path | str
     Samples = Callable[..., tuple[Any, Any]]
 
+log = logging.getLogger("flwr.everfed")
+
 _ROUNDS = re.compile(rb"(?m)^rounds\s*=.*$")
+_RAISED = 2  # Flower's code for it
 _PLAN = "plan"
 _TERMS = "terms"
 
@@ -118,7 +122,11 @@ def client_app(
         if is_question(message) or not offered.join:
             return Message(RecordDict({RECORD: offered.to_record()}), reply_to=message)
         settled = call.kept.get(client, -1) + 1
-        result = trained(message, context, Ask(offered.slot, settled), memory, offered.steps)
+        try:
+            result = trained(message, context, Ask(offered.slot, settled), memory, offered.steps)
+        except Exception as error:
+            log.exception("client %d could not do the work of slot %d", client, offered.slot)
+            return failed(error, message)
         result.content[RECORD] = offered.to_record()
         return result
 
@@ -185,7 +193,11 @@ def _answer(
     record = Answer(client, ask.round, *choice).to_record()
     if is_question(message) or not choice.join:
         return Message(RecordDict({RECORD: record}), reply_to=message)
-    result = call_next(message, context)
+    try:
+        result = call_next(message, context)
+    except Exception as error:
+        log.exception("client %d could not train in round %d", client, ask.round)
+        return failed(error, message)
     if result.has_content():
         result.content[RECORD] = record
     return result
@@ -208,6 +220,11 @@ def _memory(context: Context, name: str) -> Memory:
         return Memory(context)
     client = client_of(context.node_config)
     return Memory(context, Path(os.path.expanduser(str(folder))) / name / f"client-{client}")
+
+
+def failed(error: Exception, message: Message) -> Message:
+    """The reply of an app that raised an error: its type and its first line, for the server's log."""
+    return Message(Error(_RAISED, printable(f"{type(error).__name__}: {first_line(error)}")), reply_to=message)
 
 
 def is_question(message: Message) -> bool:

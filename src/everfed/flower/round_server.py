@@ -23,6 +23,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
 from everfed.flower import wire
 from everfed.flower.identity import Roster
+from everfed.flower.joining import Joining
 from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.mailbox import send_and_collect
 from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
@@ -101,7 +102,14 @@ class RoundServer:
         limits: RoundLimits | None = None,
         roster: Roster | None = None,
         folder: Path | None = None,
+        asks_as: str = QUERY,
+        late_joiners: bool = False,
     ) -> None:
+        """asks_as: the type of the messages that only ask; TRAIN reaches apps that have no function for queries.
+
+        late_joiners: whether clients have no share until they are first heard, as in `joining`.
+        """
+        self.asks_as, self.joining = asks_as, Joining(shares, late_joiners)
         self.fleet, self.policy, self.limits = fleet, policy, limits or RoundLimits()
         self.roster, self.ledger = roster or Roster(), Ledger(shares, folder)
         if policy.coordinated and not self.limits.two_phase:
@@ -168,10 +176,12 @@ class RoundServer:
         for fate, clients in (("refused", entry.refused), ("lost", entry.lost)):
             for client, why in clients.items():
                 log.warning("round %d: the update of client %d is %s: %s", entry.round, client, fate, why)
+        entry.joined = self.joining.hear(self.heard)
         self.ledger.add(entry)
         updates.sort(key=lambda update: update.client)
         ids = np.array([u.client for u in updates], np.int64)
-        step = PlanStep(entry.round, ids, np.array([u.scale for u in updates], np.float64), total_books(self.energy))
+        scales = np.array([u.scale for u in updates], np.float64) * self.joining.factor
+        step = PlanStep(entry.round, ids, scales, total_books(self.energy))
         if not updates:
             return step, []
         deltas = torch.from_numpy(np.stack([u.delta for u in updates])).to(opened.device)
@@ -272,7 +282,8 @@ class RoundServer:
         told = range(len(self.fleet)) if client is None else [client]
         granted = {c: frozenset(self.granted[c]) for c in told} if self.policy.coordinated else {}
         content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted, self.run).to_record(), **records})
-        return Message(content, node, kind, ttl=self._deadline(kind), group_id=str(round))
+        kind_sent = self.asks_as if kind == QUERY else kind
+        return Message(content, node, kind_sent, ttl=self._deadline(kind), group_id=str(round))
 
     def _deadline(self, kind: str) -> float:
         """Seconds that replies may take. The first question may take as long as the fleet has to connect."""
@@ -284,6 +295,7 @@ class RoundServer:
         """What later rounds depend on. The clients' energy comes again with their next answers."""
         granted = [(client, round) for client, rounds in enumerate(self.granted) for round in sorted(rounds)]
         return {
+            "protocol.come": torch.from_numpy(self.joining.come.copy()),
             "protocol.run": torch.tensor(self.run),
             "protocol.spoken": torch.tensor(self.claimed),
             "protocol.own": torch.tensor(self.ledger.own),
@@ -291,7 +303,9 @@ class RoundServer:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.run = int(state.get("protocol.run", self.run))  # older ones had none
+        if "protocol.come" in state:  # older ones had none, nor a number of their run
+            self.joining.load(state["protocol.come"].cpu().numpy())
+        self.run = int(state.get("protocol.run", self.run))
         self.claimed = state["protocol.spoken"].cpu().numpy().copy()
         self.ledger.own = state["protocol.own"].cpu().numpy().copy()
         self.granted = [set() for _ in range(len(self.fleet))]

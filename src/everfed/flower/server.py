@@ -23,9 +23,11 @@ from everfed.errors import InputError
 from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.client import load_experiment
 from everfed.flower.identity import Roster
+from everfed.flower.joining import check_rule
 from everfed.flower.ledger import Ledger
 from everfed.flower.own_data import sized, told_of
 from everfed.flower.round_server import RoundLimits, RoundServer
+from everfed.flower.run_config import limits_in
 from everfed.flower.wire import Shapes
 from everfed.learning.task import Trained
 from everfed.run.asynchronous import AsynchronousRun
@@ -62,8 +64,9 @@ def server_app(
 
     The run's configuration says the rest: `folder` (where to write; an interrupted run goes on there),
     `keys` (a folder of the clients' public keys; without it nodes are believed), `set` (changes to the
-    experiment) and the names of `RoundLimits` with dashes (`query-s`, `train-s`, ...). Methods without rounds need
-    `round-s`, the seconds of a round of time.
+    experiment), `late-joiners` (true: clients have no share until they are first heard) and the names of
+    `RoundLimits` with dashes (`query-s`, `train-s`, ...). Methods without rounds need `round-s`, the seconds of a round
+    of time. Other keys are the apps' own.
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's. Where only
     the devices have training data, give instead: sizes, each client's number of samples; test, an (x, y) pair or one
     per client; classes, unless all of them are in the test set. Devices are told classes and task with the model.
@@ -79,12 +82,13 @@ def server_app(
         folder = Path(str(settings.get("folder") or "everfed-out/flower")).expanduser()
         keys = settings.get("keys")
         roster = Roster.read(Path(str(keys)).expanduser()) if keys else None
-        own = ("folder", "keys", "set")
-        limits = RoundLimits.of({key: value for key, value in settings.items() if key not in own})
+        limits, late = limits_in(settings), bool(settings.get("late-joiners"))
         known = data if sizes is None else sized(sizes, test, task=chosen.task, classes=classes)
         _await_folder(folder, limits.wait_s)
         summary: dict[str, Any] = {}
-        for record, ledger in stored_remote_rounds(chosen, grid, folder, data=known, limits=limits, roster=roster):
+        for record, ledger in stored_remote_rounds(
+            chosen, grid, folder, data=known, limits=limits, roster=roster, late_joiners=late
+        ):
             entry = ledger.entries[-1]
             log.info(
                 "round %d: %d planned, %d done, %d lost, %d refused%s",
@@ -144,11 +148,17 @@ def remote_run(
     limits: RoundLimits | None = None,
     roster: Roster | None = None,
     folder: Path | None = None,
+    late_joiners: bool = False,
 ) -> Run:
     """An experiment whose clients are nodes of this grid: iterate over it for one RoundRecord a round.
 
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
+    late_joiners: whether clients have no share until they are first heard, as in `joining`.
     """
+    if late_joiners:
+        if experiment.asynchronous:
+            raise InputError("late-joiners is true, but without rounds clients may come at any time; leave it out.")
+        check_rule(experiment.server)
     if data is not None and experiment.validation:
         raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
     if data is not None and experiment.early_stopping.part:
@@ -163,7 +173,7 @@ def remote_run(
         return AsynchronousRun(setup, source, server, setup.evaluator())
     round_server = RoundServer(
         setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,
-        limits=limits, roster=roster, folder=folder,
+        limits=limits, roster=roster, folder=folder, late_joiners=late_joiners,
     )  # fmt: skip
     round_server.told = told_of(setup.data)
     setup.look_ahead(server.rule.waits)

@@ -132,7 +132,14 @@ def failure(reply: Message) -> str | None:
     if not reply.has_error():
         return None
     reasons = {2: "its app raised an error", 5: "it was unreachable", 8: "its process was killed"}
-    return reasons.get(reply.error.code, f"Flower's error {reply.error.code}")
+    said = printable(str(reply.error.reason or "")) if reply.error.code == 2 else ""
+    return reasons.get(reply.error.code, f"Flower's error {reply.error.code}") + (f": {said}" if said else "")
+
+
+def printable(text: str, most: int = 200) -> str:
+    """A stranger's words, fit for a line of a log."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * most]).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 class RefusedError(ValueError):
