@@ -6,7 +6,7 @@ by energy has to avoid. Here the server rules and optimisers of everfed decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from logging import INFO
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class EnergyStrategy(Strategy):
         self,
         fleet: Fleet,
         policy: Policy,
-        shares: Floats,
+        shares: Floats | Sequence[float],
         *,
         server: ServerRule | None = None,
         server_optimizer: ServerOptimizer | None = None,
