@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
 
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from torch import nn
 from typer.testing import CliRunner
 
@@ -19,6 +19,7 @@ from everfed.cli import app as cli
 from everfed.data.federated import from_arrays
 from everfed.errors import InputError
 from everfed.flower import EnergyStrategy, Measured, RoundLimits, client_app, remote_run, server_app
+from everfed.flower.calls import Call, Offer
 from everfed.flower.device import energy_of, metered, samples_of
 from everfed.flower.ledger import read
 from everfed.flower.meters import FromCommand, FromFile, PowerSupply
@@ -252,6 +253,24 @@ def test_a_finished_run_gets_more_rounds(tmp_path):
     assert_equal(longer.params, whole.params)
     assert [e.round for e in read(folder)] == list(range(6))
     assert [len(r.participants) for r in longer.rounds] == [len(r.participants) for r in whole.rounds]
+
+
+def test_a_client_without_rounds_learns_of_more_of_them():
+    experiment = replace(EVEN, rounds=3).with_method("renewal")
+    InProcessGrid([])  # sets the run that messages belong to
+
+    def offers(*asked):
+        node = Node(client_app(experiment), {"client": 1})
+        for round, changes in asked:
+            node.run_config = {"set": changes}
+            counted = {1: -1 if round == 0 else round - 1}
+            call = Call(5, round, counted, counted)
+            yield node.handle(Message(RecordDict({"everfed": call.to_record()}), 7, "query.everfed"), 7)
+
+    added = [Offer.of(reply.content) for reply in offers(*((r, "" if r < 3 else "rounds=8") for r in range(8)))]
+    whole = [Offer.of(reply.content) for reply in offers(*((r, "rounds=8") for r in range(8)))]
+    assert [(o.join, o.slot) for o in added] == [(o.join, o.slot) for o in whole]
+    assert any(o.join for o in added[3:])
 
 
 def test_more_rounds_are_refused_where_earlier_ones_would_have_been_others(tmp_path):
