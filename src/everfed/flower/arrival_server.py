@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ from everfed.errors import InputError
 from everfed.flower import wire
 from everfed.flower.admission import Terms
 from everfed.flower.calls import NONE, Call, Offer
+from everfed.flower.energy_reports import books_of_table, books_table, total_books
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
+from everfed.flower.limits import RoundLimits
 from everfed.flower.mailbox import POLL_S, Mailbox
+from everfed.flower.norms import NormBound
 from everfed.flower.own_data import told_of
+from everfed.flower.pulling import ENVELOPES, Reply
 from everfed.flower.received import Received
-from everfed.flower.round_server import RoundLimits, total_books
+from everfed.flower.standing import Standing
 from everfed.flower.wire import QUERY, TRAIN, RefusedError
 from everfed.run.flight import Flight
 from everfed.run.replay import NOTHING, Journal, LoggedWork, policy_scales
@@ -79,10 +84,13 @@ class ArrivalServer:
         self.received = Received()
         flight.train_by(self.received)
         self.grid, self.roster = grid, roster or Roster()
-        self.mail = Mailbox(grid, min(POLL_S, self.limits.round_s * _POLL))
         self.shapes = setup.layout.shapes_by_name()
+        model_bytes = 4 * sum(prod(shape) for shape in self.shapes.values())
+        self.mail = Mailbox(grid, min(POLL_S, self.limits.round_s * _POLL), ENVELOPES + 2 * model_bytes)
+        self.standing = Standing(len(setup.fleet), self.limits)
+        self.norms = NormBound(np.ones(len(setup.fleet)), self.limits.norm_factor)
         self.ledger, self.folder = Ledger(setup.data.shares(), folder), folder
-        self.scales, self.terms = policy_scales(setup), Terms(setup, self.roster, self.limits.scale_slack)
+        self.scales, self.terms = policy_scales(setup), Terms(setup, self.roster, self.limits)
         self.run = secrets.randbits(62)
         self.counted, self.kept = (np.full(len(setup.fleet), NONE) for _ in range(2))  # slots, as in `Call`
         self.reports: dict[int, Books] = {}
@@ -97,6 +105,13 @@ class ArrivalServer:
     # What the run asks for
 
     def moments(self, number: int) -> Iterator[Event]:
+        try:
+            yield from self._listen(number)
+        except BaseException:  # an interrupted run, too, ends its threads
+            self.mail.close()
+            raise
+
+    def _listen(self, number: int) -> Iterator[Event]:
         self._open(number)
         until = self.opened + self.limits.round_s
         while True:
@@ -104,7 +119,7 @@ class ArrivalServer:
             left = until - time.monotonic()
             reply = self.mail.get(min(max(left, 0.0), _LOOK_S))
             if reply is not None:
-                yield from self._hear(self.errands.pop(reply.metadata.reply_to_message_id), reply)
+                yield from self._hear(self.errands.pop(reply.number), reply)
             self._expire()
             if left <= 0.0:
                 break
@@ -119,7 +134,11 @@ class ArrivalServer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Without what is in flight: a restarted server asks for it again."""
-        kept = {"counted": self.counted, "units": self.terms.units, "own": self.ledger.own, "run": np.array(self.run)}
+        kept = {
+            "counted": self.counted, "units": self.terms.units, "own": self.ledger.own, "run": np.array(self.run),
+            "norms": self.norms.latest, "standing": self.standing.state(),
+            "energy": books_table(self.reports, len(self.setup.fleet)),
+        }  # fmt: skip
         return {f"protocol.{name}": torch.from_numpy(value.copy()) for name, value in kept.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -127,6 +146,10 @@ class ArrivalServer:
             state[f"protocol.{name}"].cpu().numpy().copy() for name in ("counted", "units", "own")
         )
         self.run = int(state["protocol.run"])
+        if "protocol.norms" in state:  # earlier versions did not keep them
+            self.norms.latest = state["protocol.norms"].cpu().numpy().copy()
+            self.standing.restore(state["protocol.standing"].cpu().numpy())
+            self.reports = books_of_table(state["protocol.energy"].cpu().numpy())
 
     # The clock and the books
 
@@ -163,6 +186,7 @@ class ArrivalServer:
 
     def _look(self) -> list[int]:
         self.nodes, self.looked = self.roster.reachable(self.grid), time.monotonic()
+        self.standing.gone(set(self.nodes))
         return self.nodes
 
     # Messages out
@@ -173,6 +197,7 @@ class ArrivalServer:
             self._look()
         busy = {errand.node for errand in self.errands.values()}
         free = [n for n in self.nodes if n not in busy and self.next_call.get(n, 0) <= self.number]
+        free = [n for n in free if not self.standing.objection(n, self.roster.nodes.get(n), self.number)]
         self._send([Errand(node, QUERY, self.number, time.monotonic()) for node in free], {})
 
     def _hand(self, node: int, offer: Offer, began: int) -> None:
@@ -181,11 +206,11 @@ class ArrivalServer:
         settings = ConfigRecord({**told_of(self.setup.data), "server-round": self.number + 1})
         records = {wire.ARRAYS: wire.as_record(model, self.shapes), wire.CONFIG: settings}
         self.entry.models_sent += 1
-        self.entry.bytes_sent += model.nbytes
         self._send([Errand(node, TRAIN, self.number, time.monotonic(), offer, began)], records)
 
     def _send(self, errands: list[Errand], records: Mapping[str, Any]) -> None:
         messages = [self._message(errand, records) for errand in errands]
+        self.entry.bytes_sent += sum(wire.size(message.content) for message in messages)
         for errand, number in zip(errands, self.mail.send(messages), strict=True):
             if number is None:
                 self._end(errand, "the grid did not take the message")
@@ -205,14 +230,17 @@ class ArrivalServer:
         """Seconds. What a node does once, such as loading its data, it may do when it is first asked."""
         limits = self.limits
         if errand.kind == TRAIN:
-            return limits.train_s
-        return limits.query_s if errand.node in self.next_call else max(limits.query_s, limits.wait_s)
+            return self.standing.deadline(errand.node, TRAIN, limits.train_s)
+        if errand.node not in self.next_call:
+            return max(limits.query_s, limits.wait_s)
+        return self.standing.deadline(errand.node, QUERY, limits.query_s)
 
     def _expire(self) -> None:
         now = time.monotonic()
         for number, errand in list(self.errands.items()):
             if now - errand.sent > self._deadline(errand):
                 self.mail.forget(number)
+                self.standing.silent(errand.node, self.number)
                 self._end(self.errands.pop(number), "no reply in time")
 
     def _end(self, errand: Errand, why: str, fate: dict[int, str] | None = None) -> None:
@@ -227,19 +255,23 @@ class ArrivalServer:
 
     # Messages in
 
-    def _hear(self, errand: Errand, reply: Message) -> Iterator[Event]:
+    def _hear(self, errand: Errand, reply: Reply) -> Iterator[Event]:
         took = time.monotonic() - errand.sent
-        if why := wire.failure(reply):
+        self.entry.bytes_received += reply.size
+        if why := reply.failure():
             self._end(errand, why)
             return
+        self.standing.answered(errand.node, errand.kind, took)
         try:
             offer = self.terms.checked(reply, errand.node, errand.round, errand.offer, self.counted)
         except ValueError as error:
             known = self.roster.nodes.get(errand.node)
             name = f"node {errand.node}" if known is None else f"client {known}"
-            self.entry.turned_away[str(errand.node)] = f"{name}: {error}"
-            log.warning("round %d: the answer of %s is ignored: %s", self.number, name, error)
-            self._end(errand, str(error), self.entry.refused)
+            sentence = self.standing.wrong(errand.node, known, self.number)
+            why = f"{error}; {sentence}" if sentence else str(error)
+            self.entry.turned_away[str(errand.node)] = f"{name}: {why}"
+            log.warning("round %d: the answer of %s is ignored: %s", self.number, name, why)
+            self._end(errand, why, self.entry.refused)
             return
         self.reports[offer.client] = offer.energy
         self.ledger.hear(offer.client, offer.planned)
@@ -253,7 +285,8 @@ class ArrivalServer:
         else:
             self.entry.train_s = max(self.entry.train_s, took)
             self.next_call[errand.node] = offer.again
-            yield from self._arrive(errand, errand.offer, reply)
+            assert reply.message is not None
+            yield from self._arrive(errand, errand.offer, reply.message)
 
     def _begin(self, node: int, offer: Offer) -> Iterator[Event]:
         for number, errand in list(self.errands.items()):
@@ -276,13 +309,16 @@ class ArrivalServer:
         work = LoggedWork(client, offer.slot, offer.steps, piece.version, errand.began, self._now())
         try:
             delta, loss = wire.read_update(reply.content, self.shapes, sent, self.limits.max_norm)
+            self.norms.check_one(client, wire.norm(delta), 1.0, wire.norm(sent))
         except RefusedError as error:
-            self.entry.refused[client] = str(error)
+            sentence = self.standing.wrong(errand.node, client, self.number)
+            self.entry.refused[client] = f"{error}; {sentence}" if sentence else str(error)
             self.flight.drop(client)
             if self.journal:
                 self.journal.add(replace(work, added=False))
             return
         self.entry.done.append(client)
+        self.standing.right(client)
         if self.journal:
             self.journal.add(work)
         device = self.setup.device

@@ -149,13 +149,13 @@ class Measured:
         spent = int(kept.get("planned", 0))
         if kept and int(kept["round"]) == ask.round:
             join = bool(kept["join"]) and (affords or policy.energy is Energy.UNLIMITED)
-            return Choice(join, float(kept["scale"]), spent, self._books(spent, level))
+            return Choice(join, float(kept["scale"]), spent, measured_books(spent, level, self.capacity))
         join, scale, state = self._step(policy, client, ask.round, level, kept)
         spent += join
         told = {"round": ask.round, "join": join, "scale": scale, "planned": spent}
         learnt = {f"policy.{k}": v for k, v in state.items() if policy.learns and isinstance(v, np.ndarray)}
         memory.save("decision", {**{k: np.array(v) for k, v in told.items()}, **learnt})
-        return Choice(join, scale, spent, self._books(spent, level))
+        return Choice(join, scale, spent, measured_books(spent, level, self.capacity))
 
     def _step(self, policy: Policy, client: int, round: int, level: float, kept: Any) -> tuple[bool, float, Any]:
         one = Clients(
@@ -170,7 +170,8 @@ class Measured:
         decision = decided(policy, state, view)
         return bool(decision.join[0]), float(decision.scale[0]), decision.state
 
-    @staticmethod
-    def _books(spent: int, level: float) -> Books:
-        """What can be known from the outside: what was spent and what is there must have come from somewhere."""
-        return Books(harvested=spent + level, spent=float(spent), stored=level)
+
+def measured_books(spent: float, level: float, capacity: float) -> Books:
+    """What can be known from the outside: what was spent and what is there must have come from somewhere."""
+    stored = min(level, capacity)  # a meter may count a battery of which training gets a part
+    return Books(harvested=spent + stored, spent=float(spent), stored=stored)

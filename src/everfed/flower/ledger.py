@@ -25,7 +25,7 @@ class Entry:
     round: int
     reachable: int = 0  # nodes that could be asked
     joined: list[int] = field(default_factory=list)  # clients that have come, and have their shares from here on
-    absent: list[int] = field(default_factory=list)  # clients that were not heard
+    absent: dict[int, str] = field(default_factory=dict)  # clients that were not heard, with the reason
     planned: list[int] = field(default_factory=list)  # said yes and were let
     done: list[int] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)  # of those planned
@@ -33,10 +33,12 @@ class Entry:
     refused: dict[int, str] = field(default_factory=dict)  # their update must not count
     turned_away: dict[str, str] = field(default_factory=dict)  # nodes whose answer must not count
     silent: int = 0  # reachable, but no answer in time
+    late: dict[str, str] = field(default_factory=dict)  # nodes whose reply to the last round came after its deadline
     query_s: float = 0.0
     train_s: float = 0.0
     models_sent: int = 0
     bytes_sent: int = 0  # content of all messages, without Flower's envelopes
+    bytes_received: int = 0
 
 
 class Ledger:
@@ -46,6 +48,7 @@ class Ledger:
         self.shares, self.path = shares, folder / FILE if folder else None
         self.entries: list[Entry] = read(folder) if folder else []
         self.own = np.zeros(len(shares), np.int64)  # planned by the clients' own schedules, as they last said
+        self.due = np.zeros(len(shares), np.int64)  # planned by the experiment while they could not be heard
 
     def rewind(self, round: int) -> None:
         """Forget what a killed server wrote after its checkpoint."""
@@ -77,7 +80,8 @@ class Ledger:
         |share * q / mean q - share|: the part of the weight that went to the wrong clients.
         """
         planned, done, lost, refused = (self.counts(w) for w in ("planned", "done", "lost", "refused"))
-        meant = np.maximum(planned, self.own)  # a node that was cut off says later what it missed
+        # A node that was cut off says later what it missed; of one that does not come back, the experiment knows.
+        meant = np.maximum(planned + self.due, self.own)
         delivered = np.where(meant > 0, done / np.maximum(meant, 1), 1.0)
         mean = float(self.shares @ delivered)
         weights = self.shares * delivered / mean if mean > 0.0 else self.shares
@@ -99,6 +103,7 @@ class Ledger:
             "longest_train_s": max((e.train_s for e in self.entries), default=0.0),
             "models_sent": sum(e.models_sent for e in self.entries),
             "bytes_sent": sum(e.bytes_sent for e in self.entries),
+            "bytes_received": sum(e.bytes_received for e in self.entries),
         }
 
 
@@ -114,8 +119,10 @@ def read(folder: Path) -> list[Entry]:
             found = json.loads(line)
         except json.JSONDecodeError:
             break
-        for key in ("lost", "refused"):
-            found[key] = {int(client): why for client, why in found[key].items()}
+        if isinstance(found.get("absent"), list):  # of versions that did not say why
+            found["absent"] = dict.fromkeys(found["absent"], "")
+        for key in ("lost", "refused", "absent"):
+            found[key] = {int(client): why for client, why in found.get(key, {}).items()}
         entries.append(Entry(**found))
     return entries
 

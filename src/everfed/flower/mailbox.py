@@ -10,10 +10,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from flwr.app import Message
+
+from everfed.flower.pulling import ENVELOPES, Reply, pull
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -28,11 +31,11 @@ _CLOSE_S = 2.0  # to wait for threads at the end
 class Mailbox:
     """What was sent, and what has come back."""
 
-    def __init__(self, grid: Grid, poll_s: float = POLL_S) -> None:
-        """poll_s: between two looks for one reply."""
-        self.grid, self.poll_s = grid, poll_s
+    def __init__(self, grid: Grid, poll_s: float = POLL_S, most: int = ENVELOPES) -> None:
+        """poll_s: between two looks for one reply. most: bytes of the largest reply that is read."""
+        self.grid, self.poll_s, self.most = grid, poll_s, most
         self.waiting: dict[str, int] = {}  # messages without a reply yet, and the node each was sent to
-        self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._turns: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()  # when to look for which reply
         self._pulls: dict[int, float] = {}  # by thread: when the pull that it is in began
         self._threads: list[threading.Thread] = []
@@ -68,7 +71,7 @@ class Mailbox:
         self._staff()
         return numbers
 
-    def get(self, timeout_s: float) -> Message | None:
+    def get(self, timeout_s: float) -> Reply | None:
         """The next reply to a message that is waited for; None if none came in time."""
         until = time.monotonic() + timeout_s
         while True:
@@ -80,7 +83,7 @@ class Mailbox:
                 if time.monotonic() >= until:
                     return None
                 continue
-            if self.waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
+            if self.waiting.pop(reply.number, None) is not None:
                 return reply
 
     def forget(self, number: str) -> None:
@@ -108,7 +111,7 @@ class Mailbox:
                 continue
             self._pulls[thread] = time.monotonic()
             try:  # one by one: a pull of several that gets stuck on one would keep those it had already taken
-                replies = list(self.grid.pull_messages([number]))
+                replies = pull(self.grid, number, self.most)
             except Exception:  # the network may fail for a moment; deadlines decide
                 replies = []
             del self._pulls[thread]
@@ -119,12 +122,22 @@ class Mailbox:
                 self._turns.put((time.monotonic() + pause, number))
 
 
-def send_and_collect(grid: Grid, messages: Sequence[Message], deadline_s: float) -> dict[int, Message]:
-    """Send, and collect the replies that come in time, by the node that was written to."""
-    until = time.monotonic() + deadline_s
-    replies: dict[int, Message] = {}
-    with Mailbox(grid) as mail:
-        nodes = {number: m.metadata.dst_node_id for number, m in zip(mail.send(messages), messages, strict=True)}
-        while mail.waiting and (reply := mail.get(until - time.monotonic())):
-            replies[nodes[reply.metadata.reply_to_message_id]] = reply
+def send_and_collect(
+    grid: Grid, messages: Sequence[Message], deadlines: Mapping[int, float], most: int = ENVELOPES
+) -> dict[int, Reply]:
+    """Send, and collect the replies by the node that was written to, each until its own deadline. most: bytes."""
+    began = time.monotonic()
+    replies: dict[int, Reply] = {}
+    with Mailbox(grid, most=most) as mail:
+        mail.send(messages)
+        while mail.waiting:
+            ends = {number: began + deadlines[node] for number, node in mail.waiting.items()}
+            nodes = dict(mail.waiting)
+            reply = mail.get(min(ends.values()) - time.monotonic())
+            if reply:
+                replies[nodes[reply.number]] = replace(reply, took=time.monotonic() - began)
+                continue
+            for number, end in ends.items():
+                if end <= time.monotonic():
+                    mail.forget(number)
     return replies

@@ -17,6 +17,8 @@ from flwr.app import Array, ArrayRecord, Context
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from everfed.flower.payload import read
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 _RUN = "run"
@@ -33,7 +35,7 @@ class Memory:
         """What was saved under this name; None if nothing was, or if the disk damaged it."""
         if self.folder is None:
             record = self.context.state.get(f"everfed.{name}")
-            return {k: v.numpy() for k, v in record.items()} if isinstance(record, ArrayRecord) else None
+            return {k: read(v).copy() for k, v in record.items()} if isinstance(record, ArrayRecord) else None
         try:
             return load_file(self.folder / f"{name}.safetensors")
         except (FileNotFoundError, SafetensorError):

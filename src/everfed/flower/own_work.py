@@ -18,7 +18,7 @@ from everfed.energy.fleet import Fleet
 from everfed.energy.work import MOMENTS, Pace, Work, slots_per_round
 from everfed.errors import InputError
 from everfed.flower.calls import NONE, Call, Offer
-from everfed.flower.energy import Measured
+from everfed.flower.energy import Measured, measured_books
 from everfed.flower.meters import MeterError
 from everfed.flower.node_state import Arrays, Memory
 from everfed.scheduling.policies import Always, Energy, Greedy, Policy
@@ -156,7 +156,7 @@ class Metered:
     def __init__(self, energy: Measured, terms: Arrays) -> None:
         local_steps, affordable, unlimited, *_ = terms["numbers"].tolist()
         self.local_steps, self.affordable, self.unlimited = int(local_steps), bool(affordable), bool(unlimited)
-        self.spent = 0.0
+        self.spent, self.capacity = 0.0, energy.capacity
         try:
             self.level = max(energy.meter.rounds(), 0.0)
         except MeterError as error:
@@ -182,7 +182,7 @@ class Metered:
         return round + 1
 
     def books(self) -> Books:
-        return Books(harvested=self.spent + self.level, spent=self.spent, stored=self.level)
+        return measured_books(self.spent, self.level, self.capacity)
 
     def state_dict(self) -> Arrays:
         return {"spent": np.array(self.spent)}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +19,26 @@ from torch import Tensor
 from everfed.arrays import Bools, Floats
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, unknown
+from everfed.errors import InputError
 from everfed.flower import wire
+from everfed.flower.energy_reports import books_of_table, books_table, total_books
 from everfed.flower.identity import Roster
 from everfed.flower.joining import Joining
 from everfed.flower.ledger import Entry, Ledger
+from everfed.flower.limits import RoundLimits
 from everfed.flower.mailbox import send_and_collect
+from everfed.flower.norms import NormBound
+from everfed.flower.pulling import ENVELOPES, Reply, pull
+from everfed.flower.standing import Standing
+from everfed.flower.supply import Supply
 from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
 from everfed.learning.task import PlainTrained, Trained
 from everfed.scheduling.plan import PlanStep
-from everfed.scheduling.policies import Clients, Energy, Policy
+from everfed.scheduling.policies import Policy
 
 log = logging.getLogger("flwr.everfed")  # Flower shows what its own loggers say
 
-
-@dataclass(frozen=True)
-class RoundLimits:
-    """What a server holds its clients to: deadlines in seconds, and bounds.
-
-    query_s, train_s: how long a round waits for answers, and for trained models. wait_s: how long the
-    first round waits for the whole fleet to be connected, and at least for its answers: what a node does once,
-    such as working its rounds out, it does when it is first asked. round_s: a round begins at most this often
-    (0: as soon as the one before it is over); where energy is measured, the length of a round in the cycles.
-    two_phase: ask first, and send the model only to those who said yes; False sends it to everybody.
-    max_norm: the longest update that is taken (0: any finite one). scale_slack: how many times the scale
-    that follows from its cycle a client may claim.
-    """
-
-    query_s: float = 30.0
-    train_s: float = 120.0
-    wait_s: float = 60.0
-    round_s: float = 0.0
-    two_phase: bool = True
-    max_norm: float = 0.0
-    scale_slack: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("query_s", "train_s"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} is {getattr(self, name)}; a deadline is a positive number of seconds.")
-        for name in ("wait_s", "round_s", "max_norm"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be a number of at least 0.")
-        if not 1.0 <= self.scale_slack < math.inf:
-            raise InputError(f"scale_slack is {self.scale_slack}; it must be at least 1.")
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> RoundLimits:
-        """From a run's configuration: `query-s = 30`, with dashes as Flower likes them."""
-        kinds: dict[str, Any] = {field.name: type(field.default) for field in fields(cls)}
-        given = {key.replace("-", "_"): value for key, value in config.items()}
-        for key in given:
-            if key not in kinds:
-                raise InputError(unknown("limit", key, kinds))
-        return cls(**{key: kinds[key](value) for key, value in given.items()})
+_GRACE = 1.25  # a message lives this many times its deadline, so that a late reply is seen to be late
 
 
 @dataclass
@@ -116,14 +81,15 @@ class RoundServer:
             raise InputError(
                 "with this policy the server decides who trains, so clients must be asked first; set two_phase to true."
             )
-        self.most = fair_scales(fleet, policy, seed) * self.limits.scale_slack
-        self.rations = spends_at_most(fleet, policy)
-        self.claimed: Floats = np.zeros(len(fleet))  # the scales of each client's participations, summed
+        self.supply = Supply(fleet, policy, seed, self.limits.scale_slack, self.limits.check_energy)
+        self.norms = NormBound(self.supply.fair, self.limits.norm_factor)
+        self.standing = Standing(len(fleet), self.limits)
         self.granted: list[set[int]] = [set() for _ in range(len(fleet))]
         self.energy: dict[int, Books] = {}
         self.heard: set[int] = set()  # in this round
         self.run = secrets.randbits(62)
         self.told: dict[str, Any] = {}  # to those who train, beside the model
+        self.unanswered: dict[str, tuple[int, str]] = {}  # messages of the last round: to which node, of which kind
         self.back_to = 0
         self.has_asked = False
         self.not_before: float | None = None  # when the next round may begin; None: none has begun yet
@@ -146,7 +112,21 @@ class RoundServer:
         """Who took part, and what they made of these parameters (flat, float32)."""
         self.await_round(grid, round)
         opened = self.open(grid, round, params, shapes)
-        return self.close(opened, send_and_collect(grid, opened.messages, self.limits.train_s))
+        return self.close(opened, self.exchange(grid, opened.messages, TRAIN, opened.model.nbytes))
+
+    def exchange(self, grid: Grid, messages: list[Message], kind: str, size: int = 0) -> dict[int, Reply]:
+        """Send messages, and wait for each node's reply as long as this node is given. size: of a reply's model."""
+        limits = {m.metadata.dst_node_id: self._deadline(m.metadata.dst_node_id, kind) for m in messages}
+        replies = send_and_collect(grid, messages, limits, ENVELOPES + 2 * size)
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node in replies:
+                if not replies[node].failure():
+                    self.standing.answered(node, kind, replies[node].took)
+            else:
+                self.standing.silent(node, int(message.metadata.group_id))
+                self.unanswered[message.metadata.message_id] = node, kind
+        return replies
 
     def open(
         self, grid: Grid, round: int, params: Tensor, shapes: Shapes, config: Mapping[str, Any] | None = None
@@ -154,25 +134,51 @@ class RoundServer:
         """The first half: ask, and write the messages to those who train. config: for their apps."""
         model: Vector = params.cpu().numpy()
         nodes = self.roster.reachable(grid)
-        entry = Entry(round, reachable=len(nodes))
+        entry = Entry(round, reachable=len(nodes), late=self._late(grid))
+        self.supply.advance(round)
+        self.standing.gone(set(nodes))
         self.heard = set()
+        nodes = [node for node in nodes if not self._left_out(node, entry)]
         asked = self._ask(grid, nodes, entry) if self.limits.two_phase else dict.fromkeys(nodes)
         settings = ConfigRecord({**self.told, **(config or {}), "server-round": round + 1})
         records = {wire.ARRAYS: wire.as_record(model, shapes), wire.CONFIG: settings}
         out = [self._message(TRAIN, node, round, records, said) for node, said in asked.items()]
-        entry.models_sent, entry.bytes_sent = len(out), len(out) * model.nbytes
+        entry.models_sent, entry.bytes_sent = len(out), entry.bytes_sent + sum(wire.size(m.content) for m in out)
         return Opened(entry, params.device, model, shapes, asked, out, time.monotonic())
 
-    def close(self, opened: Opened, replies: Mapping[int, Message]) -> tuple[PlanStep, list[Trained]]:
+    def _left_out(self, node: int, entry: Entry) -> bool:
+        """Whether a connected node is not asked in this round; the ledger says why."""
+        client = self.roster.nodes.get(node)
+        why = self.standing.objection(node, client, entry.round)
+        if why and client is not None:
+            entry.absent[client] = why
+        return why is not None
+
+    def _late(self, grid: Grid) -> dict[str, str]:
+        """Which replies of the last round have come since."""
+        found = {}
+        for number, (node, kind) in self.unanswered.items():
+            if any(not reply.failure() for reply in pull(grid, number, ENVELOPES)):
+                found[str(node)] = f"{self._named(node)}: its reply to '{kind}' came after the deadline"
+                log.warning("%s", found[str(node)])
+        self.unanswered = {}
+        return found
+
+    def close(self, opened: Opened, replies: Mapping[int, Reply]) -> tuple[PlanStep, list[Trained]]:
         """The second half: judge what came back, by node, and write the round into the ledger."""
         entry = opened.entry
         entry.train_s = time.monotonic() - opened.began if opened.messages else 0.0
-        judged = (self._judge(node, opened, replies.get(node)) for node in opened.asked)
-        updates = [update for update in judged if update]
+        entry.bytes_received += sum(reply.size for reply in replies.values())
+        judged = {node: self._judge(node, opened, replies.get(node)) for node in opened.asked}
+        updates = self._bounded(opened, {node: update for node, update in judged.items() if update})
         for update in updates:
             entry.done.append(update.client)
-            self.claimed[update.client] += update.scale
-        entry.absent = [c for c in range(len(self.fleet)) if c not in self.heard]
+            self.supply.charge(update.client)
+            self.standing.right(update.client)
+        for client in range(len(self.fleet)):
+            if client not in self.heard:
+                entry.absent.setdefault(client, self._why_absent(client))
+                self.ledger.due[client] += bool(self.supply.due[client])
         for fate, clients in (("refused", entry.refused), ("lost", entry.lost)):
             for client, why in clients.items():
                 log.warning("round %d: the update of client %d is %s: %s", entry.round, client, fate, why)
@@ -187,18 +193,42 @@ class RoundServer:
         deltas = torch.from_numpy(np.stack([u.delta for u in updates])).to(opened.device)
         return step, [PlainTrained(ids, deltas, torch.tensor([u.loss for u in updates], device=opened.device))]
 
+    def _bounded(self, opened: Opened, updates: Mapping[int, Update]) -> list[Update]:
+        """The updates that are not too long, judged together."""
+        found = list(updates.values())
+        lengths = np.array([wire.norm(u.delta) for u in found])
+        clients, scales = np.array([u.client for u in found], np.int64), np.array([u.scale for u in found])
+        reasons = self.norms.check(clients, lengths, scales, wire.norm(opened.model))
+        for node, update, why in zip(updates, found, reasons, strict=True):
+            if why:
+                self._refuse(node, update.client, opened.entry, why)
+        return [update for update, why in zip(found, reasons, strict=True) if not why]
+
+    def _refuse(self, node: int, client: int, entry: Entry, why: str) -> None:
+        """An update that does not count, and what that means for its sender."""
+        sentence = self.standing.wrong(node, client, entry.round)
+        entry.refused[client] = f"{why}; {sentence}" if sentence else why
+
+    def _why_absent(self, client: int) -> str:
+        connected = any(owner == client for owner in self.roster.nodes.values())
+        return "connected, but it gave no answer that counts" if connected else "not connected"
+
     def _ask(self, grid: Grid, nodes: list[int], entry: Entry) -> dict[int, Answer | None]:
         """Who wishes to train, and may: their nodes, with what they said."""
         began = time.monotonic()
         out = [self._message(QUERY, node, entry.round, {}) for node in nodes]
-        replies = send_and_collect(grid, out, self._deadline(QUERY))
+        entry.bytes_sent += sum(wire.size(message.content) for message in out)
+        replies = self.exchange(grid, out, QUERY)
         self.has_asked = True
         entry.query_s = time.monotonic() - began
+        entry.bytes_received += sum(reply.size for reply in replies.values())
         wishes: dict[int, tuple[int, Answer]] = {}
         for node in nodes:
             reply = replies.get(node)
-            if reply is None or wire.failure(reply):
+            if reply is None or reply.failure():
                 entry.silent += 1
+                if (client := self.roster.nodes.get(node)) is not None:
+                    entry.absent[client] = (reply and reply.failure()) or "no answer in time"
                 continue
             answer = self._hear(node, reply, entry)
             if answer and answer.join:
@@ -211,19 +241,24 @@ class RoundServer:
             self.granted[client].add(entry.round)
         return dict(wishes[client] for client in let)
 
-    def _hear(self, node: int, reply: Message, entry: Entry) -> Answer | None:
+    def _hear(self, node: int, reply: Reply, entry: Entry) -> Answer | None:
         """A node's answer, if it is valid; otherwise the node is turned away, and the ledger says why."""
         try:
-            answer = Answer.of(reply.content)
-            wire.check_answer(answer, entry.round, self.most)
+            if reply.message is None:
+                raise RefusedError(reply.bad or "its reply is empty")
+            answer = Answer.of(reply.message.content)
+            wire.check_answer(answer, entry.round, len(self.fleet))
             why = self.roster.objection(node, answer.client)
             if why:
                 raise RefusedError(f"it answers for client {answer.client}, but {why}")
-            if answer.join and self.rations:
-                self._check_ration(answer)
+            self.supply.check_books(answer.client, entry.round, answer.energy)
+            if answer.join:
+                self.supply.check_join(answer.client, answer.scale)
         except ValueError as error:
-            entry.turned_away[str(node)] = f"{self._named(node)}: {error}"
-            log.warning("round %d: the answer of %s is ignored: %s", entry.round, self._named(node), error)
+            sentence = self.standing.wrong(node, self.roster.nodes.get(node), entry.round)
+            why = f"{error}; {sentence}" if sentence else str(error)
+            entry.turned_away[str(node)] = f"{self._named(node)}: {why}"
+            log.warning("round %d: the answer of %s is ignored: %s", entry.round, self._named(node), why)
             return None
         self.energy[answer.client] = answer.energy
         self.heard.add(answer.client)
@@ -234,21 +269,13 @@ class RoundServer:
         client = self.roster.nodes.get(node)
         return f"node {node}" if client is None else f"client {client}"
 
-    def _check_ration(self, answer: Answer) -> None:
-        """A client's scales add up to the rounds since its energy began, and to one cycle more at most."""
-        cycle = float(self.fleet.cycles()[answer.client])
-        passed = answer.round - float(self.fleet.offsets()[answer.client])
-        total = self.claimed[answer.client] + answer.scale
-        if total > (passed + cycle) * self.limits.scale_slack + 1e-6:
-            raise RefusedError(f"its scales would add up to {total:g} rounds after {passed + 1:g} rounds")
-
-    def _judge(self, node: int, opened: Opened, reply: Message | None) -> Update | None:
+    def _judge(self, node: int, opened: Opened, reply: Reply | None) -> Update | None:
         """The update in one node's reply, if it passes; the ledger says what became of it."""
         entry, said = opened.entry, opened.asked[node]
         if said:
             entry.planned.append(said.client)
             entry.scales.append(said.scale)
-        why = "no reply in time" if reply is None else wire.failure(reply)
+        why = "no reply in time" if reply is None else reply.failure()
         if reply is None or why:
             if said:
                 entry.lost[said.client] = why or ""
@@ -261,18 +288,23 @@ class RoundServer:
                 return None
             entry.planned.append(answer.client)
             entry.scales.append(answer.scale)
-        elif answer is None or (answer.client, answer.scale) != (said.client, said.scale):
-            changed = "its answer with the update is not the one it gave when it was asked"
-            entry.refused[said.client] = entry.turned_away.pop(str(node), changed)
+        elif answer is None:
+            entry.refused[said.client] = entry.turned_away.pop(str(node))
+            return None
+        elif (answer.client, answer.scale) != (said.client, said.scale):
+            self._refuse(
+                node, said.client, entry, "its answer with the update is not the one it gave when it was asked"
+            )
             return None
         elif not answer.join:
             entry.lost[said.client] = "it no longer had the energy when it was told to train"
             return None
+        assert reply.message is not None
         try:
-            read = wire.read_update(reply.content, opened.shapes, opened.model, self.limits.max_norm)
+            read = wire.read_update(reply.message.content, opened.shapes, opened.model, self.limits.max_norm)
             return Update(answer.client, answer.scale, *read)
         except RefusedError as error:
-            entry.refused[answer.client] = str(error)
+            self._refuse(node, answer.client, entry, str(error))
             return None
 
     def _message(
@@ -282,23 +314,30 @@ class RoundServer:
         told = range(len(self.fleet)) if client is None else [client]
         granted = {c: frozenset(self.granted[c]) for c in told} if self.policy.coordinated else {}
         content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted, self.run).to_record(), **records})
-        kind_sent = self.asks_as if kind == QUERY else kind
-        return Message(content, node, kind_sent, ttl=self._deadline(kind), group_id=str(round))
+        ttl = self._deadline(node, kind) * _GRACE
+        return Message(content, node, self.asks_as if kind == QUERY else kind, ttl=ttl, group_id=str(round))
 
-    def _deadline(self, kind: str) -> float:
-        """Seconds that replies may take. The first question may take as long as the fleet has to connect."""
+    def _deadline(self, node: int, kind: str) -> float:
+        """Seconds that a node is given. The first question may take as long as the fleet has to connect."""
         if kind == TRAIN:
-            return self.limits.train_s
-        return self.limits.query_s if self.has_asked else max(self.limits.query_s, self.limits.wait_s)
+            return self.standing.deadline(node, kind, self.limits.train_s)
+        if not self.has_asked:
+            return max(self.limits.query_s, self.limits.wait_s)
+        return self.standing.deadline(node, kind, self.limits.query_s)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What later rounds depend on. The clients' energy comes again with their next answers."""
+        """What later rounds depend on, and the books of clients that may never come back."""
         granted = [(client, round) for client, rounds in enumerate(self.granted) for round in sorted(rounds)]
         return {
             "protocol.come": torch.from_numpy(self.joining.come.copy()),
             "protocol.run": torch.tensor(self.run),
-            "protocol.spoken": torch.tensor(self.claimed),
+            "protocol.level": torch.tensor(self.supply.level),
             "protocol.own": torch.tensor(self.ledger.own),
+            "protocol.due": torch.tensor(self.ledger.due),
+            "protocol.norms": torch.tensor(self.norms.latest),
+            "protocol.standing": torch.tensor(self.standing.state()),
+            "protocol.energy": torch.tensor(books_table(self.energy, len(self.fleet))),
+            "protocol.passed": torch.tensor(self.supply.passed),
             "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
         }
 
@@ -306,32 +345,15 @@ class RoundServer:
         if "protocol.come" in state:  # older ones had none, nor a number of their run
             self.joining.load(state["protocol.come"].cpu().numpy())
         self.run = int(state.get("protocol.run", self.run))
-        self.claimed = state["protocol.spoken"].cpu().numpy().copy()
         self.ledger.own = state["protocol.own"].cpu().numpy().copy()
         self.granted = [set() for _ in range(len(self.fleet))]
         for client, round in state["protocol.granted"].T.tolist():
             self.granted[client].add(round)
-
-
-def total_books(reports: Mapping[int, Books]) -> Books:
-    """The fleet's energy: the sum of what each client last said of its own."""
-    total: dict[str, Any] = {}
-    for client in sorted(reports):
-        for name, value in reports[client].to_dict().items():
-            total[name] = total.get(name, 0) + value
-    return Books(**total)
-
-
-def fair_scales(fleet: Fleet, policy: Policy, seed: int) -> Floats:
-    """The largest scale that follows from each client's cycle, [N]."""
-    state = policy.init(Clients.of(fleet, seed))
-    known = np.broadcast_to(np.asarray(state.get("scale", 1.0), np.float64), len(fleet))
-    most = np.maximum(known, fleet.cycles())
-    cutoff = getattr(policy, "cutoff", None)  # of weights that a client learns
-    return most if cutoff is None else np.maximum(most, float(cutoff))
-
-
-def spends_at_most(fleet: Fleet, policy: Policy) -> bool:
-    """Whether no client can take part more often than once a cycle: energy comes at fixed times and is obeyed."""
-    empty = not np.any(np.asarray(fleet.storage.start))
-    return bool(fleet.arrivals.regular and policy.energy is Energy.OBEYED and empty)
+        if "protocol.level" not in state:  # saved by a version that kept no more
+            return
+        self.ledger.due = state["protocol.due"].cpu().numpy().copy()
+        self.norms.latest = state["protocol.norms"].cpu().numpy().copy()
+        self.standing.restore(state["protocol.standing"].cpu().numpy())
+        self.energy = books_of_table(state["protocol.energy"].cpu().numpy())
+        self.supply.advance(int(state["protocol.passed"]) - 1)
+        self.supply.level = state["protocol.level"].cpu().numpy().copy()

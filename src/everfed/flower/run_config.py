@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from everfed.errors import InputError, close_to
-from everfed.flower.round_server import RoundLimits
+from everfed.flower.limits import RoundLimits
 
 log = logging.getLogger("flwr.everfed")
 

@@ -25,8 +25,9 @@ from everfed.flower.client import load_experiment
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
 from everfed.flower.ledger import Ledger
+from everfed.flower.limits import RoundLimits
 from everfed.flower.own_data import sized, told_of
-from everfed.flower.round_server import RoundLimits, RoundServer
+from everfed.flower.round_server import RoundServer
 from everfed.flower.run_config import limits_in
 from everfed.flower.wire import Shapes
 from everfed.learning.task import Trained

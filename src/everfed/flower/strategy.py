@@ -6,7 +6,7 @@ by energy has to avoid. Here the server rules and optimisers of everfed decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from everfed.errors import InputError
 from everfed.flower.evaluation import mean_metrics
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
-from everfed.flower.mailbox import send_and_collect
-from everfed.flower.round_server import Opened, RoundLimits, RoundServer
+from everfed.flower.limits import RoundLimits
+from everfed.flower.pulling import Reply
+from everfed.flower.round_server import Opened, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
 from everfed.flower.wire import ARRAYS, CONFIG, TRAIN, Shapes, as_record
 from everfed.scheduling.policies import Policy
@@ -104,7 +105,11 @@ class EnergyStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self.opened is not None
         nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in self.opened.messages}
-        by_node = {nodes[m.metadata.reply_to_message_id]: m for m in replies}
+        answered = ((m.metadata.reply_to_message_id, m) for m in replies)
+        return self._aggregate({nodes[number]: Reply(number, message) for number, message in answered})
+
+    def _aggregate(self, by_node: Mapping[int, Reply]) -> tuple[ArrayRecord, MetricRecord]:
+        assert self.opened is not None
         step, results = self.round_server.close(self.opened, by_node)
         self.server.open(step.round, step.clients, step.scales)
         for trained in results:
@@ -149,10 +154,8 @@ class EnergyStrategy(Strategy):
             self.round_server.await_round(grid, number)
             config = train_config or ConfigRecord()
             messages = list(self.configure_train(number + 1, self._arrays(), config, grid))
-            replies = send_and_collect(grid, messages, self.round_server.limits.train_s)
-            made, metrics = self.aggregate_train(number + 1, replies.values())
-            assert made is not None
-            assert metrics is not None
+            replies = self.round_server.exchange(grid, messages, TRAIN, self.server.params.nbytes)
+            made, metrics = self._aggregate(replies)
             result.train_metrics_clientapp[number + 1] = metrics
             asked = list(self.configure_evaluate(number + 1, made, evaluate_config or ConfigRecord(), grid))
             said = grid.send_and_receive(asked, timeout=self.round_server.limits.train_s) if asked else ()

@@ -17,6 +17,7 @@ from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError
 from everfed.flower.node_state import Memory
 from everfed.flower.own_data import Told, data_of_client
+from everfed.flower.payload import read
 from everfed.flower.wire import ARRAYS, METRICS, Ask, Vector, as_record
 from everfed.run.experiment import Experiment
 from everfed.run.setup import Setup
@@ -110,7 +111,7 @@ class LocalTraining:
     def reply(self, message: Message, ask: Ask, memory: Memory, steps: int | None = None) -> Message:
         """Train as a message asks, and answer as Flower's apps do. ask.round: a slot, where there are no rounds."""
         arrays = message.content.get(ARRAYS)
-        values = {name: value.numpy() for name, value in arrays.items()} if isinstance(arrays, ArrayRecord) else {}
+        values = {name: read(value) for name, value in arrays.items()} if isinstance(arrays, ArrayRecord) else {}
         if {name: value.shape for name, value in values.items()} != self.shapes:
             raise InputError("the server sent another model than this client trains; give both the same experiment.")
         sent = np.concatenate([values[name].reshape(-1) for name in self.shapes]).astype(np.float32)

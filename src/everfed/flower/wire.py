@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from everfed.arrays import Floats
 from everfed.energy.battery import Books
+from everfed.errors import shown
+from everfed.flower import payload
 
 RECORD = "everfed"
 QUERY = "query.everfed"  # "will you train in round r?"
@@ -25,6 +26,7 @@ ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
 Vector = npt.NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]  # of the model's parameters, in the flat vector's order
+_MOST_LOSS = 1e12  # the mean over any number of clients stays finite
 BOOKS: dict[str, Any] = {part.name: type(part.default) for part in fields(Books)}  # the type of each number
 
 
@@ -90,6 +92,8 @@ class Answer:
         join, scale = record.get("join"), record.get("scale")
         if not isinstance(join, bool) or not isinstance(scale, float):
             raise ValueError("the reply does not say whether it joins, and with which scale")
+        if not 0.0 <= scale < math.inf:  # false for NaN as well
+            raise RefusedError(f"its scale is {scale}, not a number of at least 0")
         client, round, planned = (whole(record, key) for key in ("client", "round", "planned"))
         return cls(client, round, join, scale, planned, read_books(record))
 
@@ -116,14 +120,16 @@ def read_books(record: ConfigRecord) -> Books:
 def whole(record: ConfigRecord, key: str) -> int:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"'{key}' of the message is {value!r}; it must be a whole number")
+        raise ValueError(f"'{key}' of the message is {shown(value)}; it must be a whole number")
     return value
 
 
 def _number(record: ConfigRecord, key: str, kind: type[Any]) -> Any:
     value = record.get(key, kind())
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"'{key}' of the reply is {value!r}; it must be a number")
+    right = isinstance(value, int) if kind is int else isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(value, bool) or not right:
+        wanted = "whole" if kind is int else "finite"
+        raise RefusedError(f"its '{key}' is {shown(value)}; it must be a {wanted} number")
     return kind(value)
 
 
@@ -142,6 +148,13 @@ def printable(text: str, most: int = 200) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
+def size(content: RecordDict) -> int:
+    """Bytes of a message's records, without Flower's envelopes."""
+    arrays = sum(len(a.data) for r in content.array_records.values() for a in r.values())
+    others = [*content.config_records.values(), *content.metric_records.values()]
+    return arrays + sum(len(record.deflate()) for record in others)
+
+
 class RefusedError(ValueError):
     """A reply that must not reach the model; the message says why, after the client's name."""
 
@@ -155,16 +168,13 @@ class Update(NamedTuple):
     loss: float
 
 
-def check_answer(answer: Answer, round: int, most: Floats) -> None:
-    """most: the largest scale of each client."""
+def check_answer(answer: Answer, round: int, clients: int) -> None:
     if answer.round != round:
         raise RefusedError(f"the answer is for round {answer.round}, and the question was for round {round}")
-    if not 0 <= answer.client < len(most):
+    if not 0 <= answer.client < clients:
         raise RefusedError(f"there is no client {answer.client} in this fleet")
-    if not (math.isfinite(answer.scale) and answer.scale >= 0.0):
-        raise RefusedError(f"its scale is {answer.scale}, not a number of at least 0")
-    if answer.scale > most[answer.client] * (1.0 + 1e-9):
-        raise RefusedError(f"its scale is {answer.scale:g}, above its limit of {most[answer.client]:g}")
+    if not 0 <= answer.planned <= round + 1:
+        raise RefusedError(f"it says that it has planned {answer.planned} participations in {round + 1} rounds")
 
 
 def read_update(content: RecordDict, shapes: Shapes, sent: Vector, max_norm: float) -> tuple[Vector, float]:
@@ -174,12 +184,16 @@ def read_update(content: RecordDict, shapes: Shapes, sent: Vector, max_norm: flo
         raise RefusedError("the reply holds no model")
     if set(arrays) != set(shapes):
         odd = sorted(set(arrays) ^ set(shapes))
-        raise RefusedError(f"the reply's parameters are not the model's ('{odd[0]}')")
-    flat = np.concatenate([_values(name, arrays[name], shape) for name, shape in shapes.items()])
+        raise RefusedError(f"the reply's parameters are not the model's ({shown(odd[0])})")
+    try:
+        flat = np.concatenate([payload.values(name, arrays[name], shape) for name, shape in shapes.items()])
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
     if not np.isfinite(flat).all():
         raise RefusedError("its parameters are not finite")
-    delta = flat - sent
-    length = float(np.linalg.norm(delta.astype(np.float64)))
+    with np.errstate(over="ignore"):
+        delta = flat - sent
+    length = norm(delta)
     if not math.isfinite(length):
         raise RefusedError("its update is not finite")
     if max_norm and length > max_norm:
@@ -187,25 +201,14 @@ def read_update(content: RecordDict, shapes: Shapes, sent: Vector, max_norm: flo
     return delta, _loss(content)
 
 
-def _values(name: str, array: Array, shape: tuple[int, ...]) -> Vector:
-    # What the header says first, before anything is unpacked; then what was really in it.
-    if array.dtype != "float32" or tuple(array.shape) != shape:
-        raise RefusedError(
-            f"'{name}' is {array.dtype} of shape {tuple(array.shape)}; the model's is float32 of shape {shape}"
-        )
-    try:
-        values = array.numpy()
-    except Exception as error:  # whatever a hostile payload makes the decoder raise
-        raise RefusedError(f"'{name}' cannot be read ({type(error).__name__})") from None
-    if values.dtype != np.float32 or values.shape != shape:
-        raise RefusedError(f"'{name}' holds {values.dtype} of shape {values.shape}, not what its header says")
-    return values.reshape(-1)
+def norm(vector: Vector) -> float:
+    return float(np.linalg.norm(vector.astype(np.float64)))
 
 
 def _loss(content: RecordDict) -> float:
     """The mean loss that the client reports, for the records only; 0 if it reports none."""
     metrics = content.get(METRICS)
     value = metrics.get("train_loss", 0.0) if isinstance(metrics, MetricRecord) else 0.0
-    if isinstance(value, list) or not math.isfinite(value):
-        raise RefusedError(f"its loss is {value}, not a finite number")
+    if isinstance(value, list) or not abs(value) <= _MOST_LOSS:  # false for NaN as well
+        raise RefusedError(f"its loss is {shown(value)}, not a number of at most {_MOST_LOSS:g}")
     return float(value)

@@ -1,0 +1,476 @@
+"""Nodes with a key that send what they must not: the run ends, the model is the honest clients', the sender is named."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+import everfed as ef
+from everfed.flower import RoundLimits, client_app, payload, remote_run
+from everfed.flower.ledger import read
+from everfed.flower.norms import NormBound
+from everfed.flower.server import stored_remote_rounds
+from everfed.flower.standing import Standing
+from everfed.flower.supply import Supply
+from everfed.flower.wire import RefusedError
+from everfed.run.fleets import CycleFleet
+from flower_arrivals import SlowGrid, assert_replayed, run_stored, task
+from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, fleet_of, run
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EVIL = 101  # the node of client 1
+BOOKS = ("harvested", "spent", "wasted", "stored", "shortfall", "initial", "standby", "leaked", "lost")
+COUNTS = ("violations", "brownouts")
+
+
+def packed(values, save=np.save, **more):
+    file = io.BytesIO()
+    save(file, values, **more)
+    return file.getvalue()
+
+
+def claims():
+    """(name, key of the answer, value): every field with values of every wrong kind."""
+    for name in (*BOOKS, *COUNTS):
+        for bad in (float("nan"), float("inf"), -1.0, 1e300, "x" * 50, True, [1.0, 2.0], b"\0" * 9):
+            yield f"energy.{name}", bad
+    for name in COUNTS:
+        yield f"energy.{name}", 2**62
+    for bad in (float("nan"), float("inf"), -1.0, 1e30, 1.0001, "1", [1.0], 1):
+        yield "scale", bad
+    for key in ("client", "round", "planned"):
+        for bad in (-1, 10**9, 1.0, "0", True, [0], float("nan")):
+            yield key, bad
+    for bad in (0, "yes", 1.0, [True]):
+        yield "join", bad
+
+
+def honest_model(experiment):
+    nodes = fleet_of(client_app(experiment), CLIENTS)
+    nodes[1].online = False
+    made, *_ = run(experiment, nodes)
+    return made.params
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return honest_model(SHORT)
+
+
+def assert_repelled(change, alone, experiment=SHORT, limits=QUICK):
+    made, records, server = run(experiment, change=change, limits=limits)
+    assert len(records) == experiment.rounds
+    assert not any(1 in record.participants for record in records)
+    for name, value in alone.items():
+        assert made.params[name].numpy().tobytes() == value.numpy().tobytes(), name
+    said = [why for e in server.ledger.entries for why in (*e.turned_away.values(), *e.refused.values())]
+    assert said
+    assert all(len(why) < 400 and why.isprintable() for why in said)
+    named = [e for e in server.ledger.entries if 1 in e.refused or any("client 1" in w for w in e.turned_away.values())]
+    anonymous = [e for e in server.ledger.entries if any(w.startswith("node 101") for w in e.turned_away.values())]
+    assert named or anonymous  # before it has said which client it is, a node without a key has only its number
+    return server
+
+
+def of_evil(what):
+    """Change the replies of one node: what(reply) returns another, or changes it."""
+
+    def change(reply, number):
+        return (what(reply) or reply) if number == EVIL and not reply.has_error() else reply
+
+    return change
+
+
+@pytest.mark.parametrize(("key", "bad"), [pytest.param(k, v, id=f"{k}={v!r:.12}") for k, v in claims()])
+def test_no_field_of_an_answer_is_believed(key, bad, alone):
+    def claim(reply):
+        reply.content["everfed"][key] = bad
+
+    assert_repelled(of_evil(claim), alone)
+
+
+def with_arrays(make):
+    """Replace the first array of an update by make(array's numbers), an Array."""
+
+    def change(reply):
+        arrays = reply.content.get("arrays")
+        if arrays is not None:
+            name, first = next(iter(arrays.items()))
+            reply.content["arrays"] = ArrayRecord({**arrays, name: make(first.numpy())})
+
+    return change
+
+
+def enveloped(data, like, **more):
+    said = {"dtype": "float32", "shape": like.shape, "stype": "numpy.ndarray", **more}
+    return Array(data=data, **said)
+
+
+PAYLOADS = {
+    "npz": lambda v: enveloped(packed(v, np.savez), v),
+    "npz-named": lambda v: enveloped(packed(v, np.savez_compressed), v),
+    "pickle": lambda v: enveloped(packed(np.array([{}], object), allow_pickle=True), v),
+    "object": lambda v: enveloped(packed(v).replace(b"<f4", b"|O8", 1), v),
+    "other-shape-inside": lambda v: enveloped(packed(v.reshape(-1)[:-1]), v),
+    "other-type-inside": lambda v: enveloped(packed(v.astype(np.float64)), v),
+    "big-endian": lambda v: enveloped(packed(v.astype(">f4")), v),
+    "cut": lambda v: enveloped(packed(v)[:-3], v),
+    "longer": lambda v: enveloped(packed(v) + b"\0" * 8, v),
+    "huge-shape": lambda v: enveloped(packed(v).replace(b"(", b"(9", 1), v),
+    "long-head": lambda v: enveloped(b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + packed(v)[12:], v),
+    "code": lambda v: enveloped(packed(v).replace(b"False", b"print", 1), v),
+    "empty": lambda v: enveloped(b"", v),
+    "torch": lambda v: enveloped(packed(v), v, stype="torch"),
+    "1e30": lambda v: Array(np.full_like(v, 1e30)),
+    "largest": lambda v: Array(np.full_like(v, np.finfo(np.float32).max)),
+    "nan": lambda v: Array(np.full_like(v, np.nan)),
+    "one-inf": lambda v: Array(np.where(np.arange(v.size).reshape(v.shape) == 0, np.float32(np.inf), v)),
+    "long": lambda v: Array(v + np.float32(50.0)),
+}
+
+
+@pytest.mark.parametrize("how", PAYLOADS)
+def test_no_payload_reaches_the_model(how, alone):
+    assert_repelled(of_evil(with_arrays(PAYLOADS[how])), alone)
+
+
+def test_an_array_in_another_order_is_still_an_array():
+    """Legal, if unusual: columns first, as a Fortran program would write it."""
+    turned = with_arrays(lambda v: enveloped(packed(np.asfortranarray(v)), v))
+    expected, *_ = run(SHORT)
+    made, *_ = run(SHORT, change=of_evil(turned))
+    for name, value in expected.params.items():
+        assert made.params[name].numpy().tobytes() == value.numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool", "float16"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 3), (1, 1, 1, 1)])
+def test_arrays_are_read_as_numpy_reads_them(dtype, shape):
+    values = (np.arange(np.prod(shape, dtype=int)) % 2).astype(dtype).reshape(shape)
+    for sent in (values, np.asfortranarray(values)):
+        got = payload.read(Array(sent))
+        assert got.dtype == values.dtype
+        np.testing.assert_array_equal(got, values)
+
+
+def shapeless(reply):
+    return Message(RecordDict({}), reply_to=reply.metadata.__dict__["_asked"])
+
+
+def large(reply):
+    reply.content["metrics"] = MetricRecord({f"m{i}": float(i) for i in range(100_000)})
+
+
+RECORDS = {
+    "no-records": lambda reply: reply.content.clear(),
+    "metrics-for-settings": lambda reply: reply.content.update({"everfed": MetricRecord({"client": 1})}),
+    "arrays-for-settings": lambda reply: reply.content.update({"everfed": ArrayRecord({})}),
+    "nothing-said": lambda reply: reply.content.update({"everfed": ConfigRecord({})}),
+    "large": large,
+    "long-text": lambda reply: reply.content["everfed"].update({"client": "\n\x1b[31m" * 500_000}),
+    "settings-for-arrays": lambda reply: (
+        reply.content.update({"arrays": ConfigRecord({"w": 1.0})}) if "arrays" in reply.content else None
+    ),
+    "loss-nan": lambda reply: reply.content.update({"metrics": MetricRecord({"train_loss": float("nan")})}),
+    "loss-huge": lambda reply: reply.content.update({"metrics": MetricRecord({"train_loss": 1e300})}),
+    "loss-list": lambda reply: reply.content.update({"metrics": MetricRecord({"train_loss": [1.0]})}),
+    "no-model": lambda reply: reply.content.pop("arrays", None) and None,
+    "another-model": lambda reply: (
+        reply.content.update({"arrays": ArrayRecord({"\x1bw" * 1000: Array(np.zeros(2, np.float32))})})
+        if "arrays" in reply.content
+        else None
+    ),
+}
+
+
+@pytest.mark.parametrize("how", RECORDS)
+def test_no_record_gets_past(how, alone):
+    def change(reply):
+        RECORDS[how](reply)
+
+    assert_repelled(of_evil(change), alone)
+
+
+def test_a_strangers_words_are_one_short_line_of_the_log():
+    def fail(reply, number):
+        if number != EVIL:
+            return reply
+        metadata = reply.metadata
+        made = Message(RecordDict({}), 1, "query.everfed") if metadata is None else reply
+        made.__dict__["_error"], made.__dict__["_content"] = Error(2, "\x1b[2Jred\n" * 100_000), None
+        return made
+
+    _, records, server = run(SHORT, change=fail)
+    assert len(records) == SHORT.rounds
+    said = [why for e in server.ledger.entries for why in e.absent.values()]
+    assert any("its app raised an error: [2Jred" in why for why in said)
+    assert all(len(why) < 260 and why.isprintable() for why in said)
+
+
+@given(data=st.data())
+def test_drawn_answers_never_end_the_run(data):
+    value = st.one_of(
+        st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=20), st.binary(max_size=9),
+        st.lists(st.floats(), max_size=3), st.lists(st.integers(-9, 9), max_size=3),
+    )  # fmt: skip
+    keys = ("client", "round", "join", "scale", "planned", *(f"energy.{n}" for n in (*BOOKS, *COUNTS)))
+    changes = data.draw(st.dictionaries(st.sampled_from(keys), value, min_size=1))
+
+    def claim(reply):
+        reply.content["everfed"].update(changes)
+
+    experiment = replace(SHORT, rounds=1, eval_every=1)
+    made, records, server = run(experiment, change=of_evil(claim), limits=replace(QUICK, query_s=60.0, train_s=60.0))
+    assert len(records) == 1
+    energy = records[0].energy
+    assert all(np.isfinite(v) and v >= 0.0 for v in energy.to_dict().values())
+    assert abs(energy.imbalance()) < 1e-5
+
+
+# Weight over time
+
+
+def test_an_unscaled_policy_takes_no_scale():
+    """Scale E was accepted from anybody whose cycle is E, whatever the policy."""
+    greedy = SMALL.with_method("greedy")
+
+    def claim(reply, number):
+        if number == 102:  # client 2 has a cycle of 4
+            reply.content["everfed"]["scale"] = 4.0
+        return reply
+
+    _, records, server = run(greedy, change=claim)
+    assert not any(2 in r.participants for r in records)
+    assert any("above its limit of 1" in w for e in server.ledger.entries for w in e.turned_away.values())
+
+
+@pytest.mark.parametrize("method", ["sustainable", "greedy"])
+@pytest.mark.parametrize("scale", [1.0, None])
+def test_nobody_takes_part_more_often_than_its_energy_allows(method, scale):
+    """A rare client that says yes in every round, with a scale of 1 or with its own."""
+    experiment = replace(SMALL.with_method(method), rounds=12)
+
+    def insist(reply, number):
+        if number == 102:
+            answer = reply.content["everfed"]
+            answer["join"] = True
+            answer["scale"] = answer["scale"] if scale is None else scale
+        return reply
+
+    lenient = replace(QUICK, strikes=0)
+    _, records, _ = run(experiment, change=insist, limits=lenient)
+    rounds = [r.round for r in records if 2 in r.participants]
+    assert len(rounds) <= 3  # a unit arrives in rounds 0, 4 and 8
+    assert all(sum(first <= r < first + 4 for r in rounds) <= 1 for first in (0, 4, 8))
+
+
+def test_hoarded_silence_is_no_energy():
+    """A client that was silent for many windows has the energy of one: its battery holds no more."""
+    supply = Supply(ef.Fleet.from_cycles([4]), ef.UniformWindow(), 0)
+    supply.advance(40)
+    supply.check_join(0, 4.0)
+    supply.charge(0)
+    for round in (41, 42, 43):
+        supply.advance(round)
+        with pytest.raises(RefusedError, match="without energy"):
+            supply.check_join(0, 4.0)
+    supply.advance(44)
+    supply.check_join(0, 4.0)
+
+
+FLEETS = {
+    "lump": ef.Fleet.from_cycles([1, 3, 7], [0, 2, 5]),
+    "trickle": ef.Fleet.from_cycles([1, 3, 7], arrivals="trickle"),
+    "bernoulli": ef.Fleet.from_cycles([1, 3, 7], arrivals="bernoulli", capacity=3.0),
+    "losses": ef.Fleet.from_cycles(
+        [1, 3, 7], arrivals="trickle", capacity=2.5,
+        storage=ef.Storage(charging=0.9, leak=0.01, standby=0.01, start=0.7, cost_spread=0.2, browns_out=True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FLEETS)
+@pytest.mark.parametrize("policy", ["uniform-window", "greedy", "known-arrivals", "inverse-gap", "always", "bernoulli"])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_honest_clients_are_never_refused(kind, policy, seed):
+    """Whatever the energy and the policy: each client's own plan, books included, passes the server's checks."""
+    from everfed.flower.energy import own_plan, planned_choice
+
+    if policy not in ef.POLICIES:
+        pytest.skip(f"there is no policy {policy}")
+    fleet, rule, rounds = FLEETS[kind], ef.POLICIES[policy](), 120
+    supply = Supply(fleet, rule, seed)
+    plans = [own_plan(fleet, rule, seed, client, rounds) for client in range(len(fleet))]
+    for round in range(rounds):
+        supply.advance(round)
+        for client, own in enumerate(plans):
+            choice = planned_choice(own, round)
+            supply.check_books(client, round, choice.energy)
+            if choice.join:
+                supply.check_join(client, choice.scale)
+                supply.charge(client)
+        assert (supply.due == [bool(own["join"][round]) for own in plans]).all()
+
+
+# Lengths
+
+
+def test_a_length_is_typical_by_the_median_and_scaled():
+    bound = NormBound(np.array([1.0, 5.0, 20.0, 1.0]), 5.0)
+    check = bound.check
+    assert check(np.array([0]), np.array([1e9]), np.array([1.0]), 8.0)[0]  # nothing to compare with but the model
+    everybody, scales = np.arange(4), np.array([1.0, 5.0, 20.0, 1.0])
+    assert check(everybody, np.array([1.0, 1.2, 0.8, 1.1]), scales, 8.0) == [None] * 4
+    assert check(np.array([2]), np.array([4.0]), np.array([20.0]), 8.0) == [None]
+    assert check(np.array([2]), np.array([6.0]), np.array([20.0]), 8.0)[0]
+    assert check(np.array([2]), np.array([6.0]), np.array([1.0]), 8.0) == [None]  # as it counts, it is short
+    # Two of four cannot move it.
+    for _ in range(50):
+        check(np.array([2, 3]), np.array([4.9, 4.9]), np.array([20.0, 1.0]), 8.0)
+    assert check(np.array([2]), np.array([6.5]), np.array([20.0]), 8.0)[0]
+    assert NormBound(np.ones(2), 0.0).check(np.array([0]), np.array([1e30]), np.array([1.0]), 1.0) == [None]
+
+
+def test_a_flipped_sign_at_any_length_is_held_to_the_usual_one():
+    """Before, only an absolute bound could be set, and was not."""
+    def flip(reply, number):
+        arrays = reply.content.get("arrays")
+        if number == EVIL and arrays is not None:
+            reply.content["arrays"] = ArrayRecord({n: Array(a.numpy() * np.float32(-100.0)) for n, a in arrays.items()})
+        return reply
+
+    made, _, server = run(replace(SHORT, rounds=4), change=flip)
+    refused = [e.refused[1] for e in server.ledger.entries if 1 in e.refused]
+    assert len(refused) == 3
+    assert refused[-1].endswith("left out until round 23")
+
+
+# Standing
+
+
+def test_quarantine_grows_and_survives_a_restart(tmp_path):
+    experiment = replace(SHORT, rounds=9)
+    limits = replace(QUICK, strikes=2, quarantine_rounds=2)
+
+    def spoil(reply, number):
+        if number == EVIL:
+            reply.content["everfed"]["energy.violations"] = float("inf")
+        return reply
+
+    keys = [f"key {c}".encode() for c in range(CLIENTS)]
+    roster = ef.flower.Roster({key: c for c, key in enumerate(keys)}) if hasattr(ef, "flower") else None
+    if roster is None:
+        from everfed.flower import Roster
+
+        roster = Roster({key: c for c, key in enumerate(keys)})
+    app = client_app(experiment)
+    grid = InProcessGrid([Node(app, {"client": c}, public_key=keys[c]) for c in range(CLIENTS)], spoil)
+    for record, _ in stored_remote_rounds(experiment, grid, tmp_path, limits=limits, roster=roster):
+        if record.round == 2:
+            break
+    list(stored_remote_rounds(experiment, grid, tmp_path, limits=limits, roster=roster))
+    turned = [e.round for e in read(tmp_path) if e.turned_away]
+    assert turned == [0, 1, 4, 5]  # then out for two rounds, then for four
+    assert [e.absent[1] for e in read(tmp_path) if e.round in (2, 6)] == [
+        "in quarantine until round 4", "in quarantine until round 10",
+    ]  # fmt: skip
+
+
+def test_a_node_that_hangs_is_asked_less_and_less_often():
+    standing = Standing(1, RoundLimits())
+    asked = []
+    for round in range(40):
+        if not standing.objection(7, None, round):
+            asked.append(round)
+            standing.silent(7, round)
+    assert asked == [0, 1, 3, 6, 11, 20, 37]
+    standing.gone(set())  # it has left, and may come back well
+    assert standing.objection(7, None, 40) is None
+
+
+def test_a_node_is_given_what_it_usually_takes():
+    standing = Standing(1, RoundLimits())
+    assert standing.deadline(7, "train", 120.0) == 120.0
+    standing.answered(7, "train", 2.0)
+    assert standing.deadline(7, "train", 120.0) == 40.0
+    standing.answered(7, "train", 12.0)
+    assert standing.deadline(7, "train", 120.0) == 60.0
+    for _ in range(5):
+        standing.answered(7, "train", 300.0)
+    assert standing.deadline(7, "train", 120.0) == 120.0
+
+
+# Books
+
+
+def test_the_absent_count_in_what_was_delivered():
+    """A fleet with a silent fifth reported that all was delivered."""
+    nodes = fleet_of(client_app(SMALL), CLIENTS)
+    nodes[0].online = False  # never heard
+    _, _, server = run(SMALL, nodes)
+    summary = server.ledger.summary()
+    share = float(server.ledger.shares[0])
+    assert summary["delivered"] == pytest.approx(1.0 - share)
+    assert summary["bias"] == pytest.approx(share)
+    assert (summary["worst_client"], summary["worst_delivered"]) == (0, 0.0)
+    assert all(e.absent == {0: "not connected"} for e in server.ledger.entries)
+
+
+def test_the_energy_of_the_departed_survives_a_restart(tmp_path):
+    grid = InProcessGrid(fleet_of(client_app(SMALL), CLIENTS))
+    for record, _ in stored_remote_rounds(SMALL, grid, tmp_path, limits=QUICK):
+        if record.round == 3:
+            break
+    left = InProcessGrid(fleet_of(client_app(SMALL), CLIENTS)[1:])
+    list(stored_remote_rounds(SMALL, left, tmp_path, limits=QUICK))
+    energy = [r.energy for r in ef.open_run(tmp_path).rounds]
+    expected = [r.energy for r in ef.start(SMALL)]
+    assert energy[3] == expected[3]
+    assert energy[4].spent >= energy[3].spent
+    own = energy[3].spent - sum(1 for e in read(tmp_path)[:4] for c in e.done if c != 0)
+    assert own == 4.0  # client 0 had trained in every round, and still counts
+
+
+# Without rounds
+
+
+@pytest.mark.parametrize(
+    ("key", "bad"),
+    [("energy.violations", float("inf")), ("energy.harvested", -1.0), ("energy.spent", 1e9), ("planned", -1),
+     ("slot", 1.5), ("steps", True), ("again", "never")],
+)  # fmt: skip
+def test_without_rounds_no_field_is_believed_either(tmp_path, key, bad):
+    experiment = task("renewal", rounds=4)
+
+    def claim(reply, number):
+        if number == EVIL:
+            reply.content["everfed"][key] = bad
+        return reply
+
+    run_stored(experiment, tmp_path, SlowGrid(fleet_of(client_app(experiment), CLIENTS), claim, 0.0))
+    log, _ = assert_replayed(experiment, tmp_path)
+    assert not any(work.client == 1 and work.added for work in log)
+    assert any(e.turned_away for e in read(tmp_path))
+
+
+def test_a_rare_client_without_rounds_is_rationed_for_any_arrivals(tmp_path):
+    poor = CycleFleet(clients=CLIENTS, cycles=(1, 1, 8, 1), arrivals="bernoulli")
+    experiment = task("renewal", fleet=poor, rounds=6)
+    rich = replace(experiment, fleet=CycleFleet(clients=CLIENTS, cycles=(1,)))
+    nodes = fleet_of(client_app(experiment), CLIENTS)
+    nodes[2] = fleet_of(client_app(rich), CLIENTS)[2]
+    run_stored(experiment, tmp_path, SlowGrid(nodes, slow_s=0.0))
+    fleet = poor.make() if hasattr(poor, "make") else experiment.make_fleet()
+    arrived = sum(fleet.harvest(r, experiment.seeds.schedule)[2] for r in range(7))
+    assert sum(e.done.count(2) for e in read(tmp_path)) <= arrived
+    assert remote_run is not None
