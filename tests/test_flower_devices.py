@@ -230,13 +230,14 @@ def test_nothing_leaks_from_one_run_into_the_next(tmp_path, stored):
         records = []
         for record in made:
             records.append(record)
-            level.write_text(levels[-1])
+            level.write_text(levels[min(record.round + 1, len(levels) - 1)])
         return made, records
 
     kept = nodes("kept")
-    once(kept, "5", "5")
-    again, records = once(kept, "0", "5")  # who skips the first round finds none of its own state in the second
-    fresh, expected = once(nodes("fresh"), "0", "5")
+    once(kept, "5")
+    again, records = once(kept, "0", "0", "0", "5")  # who first trains in the last round has no state before it
+    fresh, expected = once(nodes("fresh"), "0", "0", "0", "5")
+    assert [len(r.participants) for r in records] == [0, 0, 0, CLIENTS]
     assert_equal(again.params, fresh.params)
     assert [r.scales.tolist() for r in records] == [r.scales.tolist() for r in expected]
     assert [r.energy.to_dict() for r in records] == [r.energy.to_dict() for r in expected]
