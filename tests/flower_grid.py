@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from flwr.app import Context, Error, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from everfed.flower import RoundLimits, client_app, remote_run
+from everfed.flower import EnergyMod, RoundLimits, Simulated, client_app, remote_run
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
 from everfed.run.rounds import LocalRounds
@@ -92,6 +93,19 @@ def counting(experiment, counts):
             return step, self.trainer.train(params, step.clients, round)
 
     return replace(simulated, source=Counted(simulated.source.schedule, simulated.source.trainer))
+
+
+def own_app(fleet, policy):
+    """A plain Flower app: its update is its client's number plus one, whatever it is sent."""
+    app = EnergyMod(policy, Simulated(fleet)).app()
+
+    @app.train()
+    def train(message, context):
+        step = np.float32(context.node_config["partition-id"] + 1)
+        arrays = ArrayRecord({n: Array(a.numpy() + step) for n, a in message.content["arrays"].items()})
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"train_loss": 1.0})}), reply_to=message)
+
+    return app
 
 
 def fleet_of(app, clients, run_config=None, **config):

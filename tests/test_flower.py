@@ -18,7 +18,8 @@ import everfed as ef
 from everfed.energy.battery import Books
 from everfed.errors import InputError
 from everfed.flower import EnergyMod, FromCommand, FromFile, Measured, PowerSupply, Simulated, client_app, remote_run
-from everfed.flower.energy import MeterError, own_plan
+from everfed.flower.energy import own_plan
+from everfed.flower.meters import MeterError
 from everfed.flower.node_state import Memory
 from everfed.flower.training import LocalTraining
 from everfed.flower.wire import Answer, Ask

@@ -62,6 +62,12 @@ def unknown(kind: str, name: object, valid: Iterable[str], inside: str = "") -> 
     return f"unknown {kind} '{inside}{given}'.{hint} Valid: {listed}."
 
 
+def close_to(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name that another one is probably a slip of; None if it is a name of its own."""
+    near = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.8)
+    return near[0] if near else None
+
+
 def shown(value: object) -> str:
     """A value in an error: whole if it is short."""
     try:

@@ -34,6 +34,7 @@ from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.limits import RoundLimits
 from everfed.flower.mailbox import POLL_S, Mailbox
 from everfed.flower.norms import NormBound
+from everfed.flower.own_data import told_of
 from everfed.flower.pulling import ENVELOPES, Reply
 from everfed.flower.received import Received
 from everfed.flower.standing import Standing
@@ -202,7 +203,7 @@ class ArrivalServer:
     def _hand(self, node: int, offer: Offer, began: int) -> None:
         """Send the model to a client that has begun."""
         model = self.flight.starts(np.array([offer.client]))[0].cpu().numpy()
-        settings = ConfigRecord({"server-round": self.number + 1})
+        settings = ConfigRecord({**told_of(self.setup.data), "server-round": self.number + 1})
         records = {wire.ARRAYS: wire.as_record(model, self.shapes), wire.CONFIG: settings}
         self.entry.models_sent += 1
         self._send([Errand(node, TRAIN, self.number, time.monotonic(), offer, began)], records)

@@ -21,6 +21,9 @@ from everfed.flower.payload import read
 
 Arrays = dict[str, npt.NDArray[Any]]
 
+_RUN = "run"
+_OF_EXPERIMENT = ("plan", "terms", "checked")  # the same in every run of it
+
 
 class Memory:
     """Named sets of arrays, in a folder or in the Context."""
@@ -55,6 +58,16 @@ class Memory:
             self.context.state.pop(f"everfed.{name}", None)
         else:
             (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+
+    def enter(self, run: int | None) -> None:
+        """Forget what was kept of another run than this one. None: the server does not say which it is."""
+        kept = self.load(_RUN)
+        if run is None or (kept is not None and int(kept[_RUN]) == run):
+            return
+        for name in self.names(""):
+            if name not in _OF_EXPERIMENT:
+                self.drop(name)
+        self.save(_RUN, {_RUN: np.array(run)})
 
     def names(self, prefix: str) -> list[str]:
         """Saved names that begin so, in order."""

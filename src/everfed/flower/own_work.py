@@ -18,7 +18,8 @@ from everfed.energy.fleet import Fleet
 from everfed.energy.work import MOMENTS, Pace, Work, slots_per_round
 from everfed.errors import InputError
 from everfed.flower.calls import NONE, Call, Offer
-from everfed.flower.energy import Measured, MeterError, measured_books
+from everfed.flower.energy import Measured, measured_books
+from everfed.flower.meters import MeterError
 from everfed.flower.node_state import Arrays, Memory
 from everfed.scheduling.policies import Always, Energy, Greedy, Policy
 from everfed.scheduling.timeline import Timeline
@@ -64,10 +65,9 @@ class Means(Protocol):
 def offer(means: Means, terms: Arrays, call: Call, memory: Memory) -> Offer:
     """The work that this client can do now."""
     *_, slots, _, client = terms["numbers"].tolist()
+    memory.enter(call.run)
     kept = memory.load(_KEPT)
-    if kept is None or int(kept["run"]) != call.run:
-        for name in memory.names("trainer"):  # of another run
-            memory.drop(name)
+    if kept is None:
         kept = {"works": np.zeros((0, 2), np.int64), "numbers": np.array([-1, NONE, 0])}
     else:
         means.load_state_dict({name.removeprefix("means."): v for name, v in kept.items() if name.startswith("means.")})
@@ -94,7 +94,7 @@ def offer(means: Means, terms: Arrays, call: Call, memory: Memory) -> Offer:
     else:
         later = means.next(seen)
     memory.save(_KEPT, {
-        "run": np.array(call.run), "works": np.array(works, np.int64).reshape(-1, 2),
+        "works": np.array(works, np.int64).reshape(-1, 2),
         "numbers": np.array([seen, last, begun]), **{f"means.{name}": v for name, v in means.state_dict().items()},
     })  # fmt: skip
     before = begun - sum(s >= slot for s, _ in works)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from everfed.errors import InputError
 from everfed.flower import wire
 from everfed.flower.energy_reports import books_of_table, books_table, total_books
 from everfed.flower.identity import Roster
+from everfed.flower.joining import Joining
 from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.limits import RoundLimits
 from everfed.flower.mailbox import send_and_collect
@@ -65,7 +67,14 @@ class RoundServer:
         limits: RoundLimits | None = None,
         roster: Roster | None = None,
         folder: Path | None = None,
+        asks_as: str = QUERY,
+        late_joiners: bool = False,
     ) -> None:
+        """asks_as: the type of the messages that only ask; TRAIN reaches apps that have no function for queries.
+
+        late_joiners: whether clients have no share until they are first heard, as in `joining`.
+        """
+        self.asks_as, self.joining = asks_as, Joining(shares, late_joiners)
         self.fleet, self.policy, self.limits = fleet, policy, limits or RoundLimits()
         self.roster, self.ledger = roster or Roster(), Ledger(shares, folder)
         if policy.coordinated and not self.limits.two_phase:
@@ -78,6 +87,8 @@ class RoundServer:
         self.granted: list[set[int]] = [set() for _ in range(len(fleet))]
         self.energy: dict[int, Books] = {}
         self.heard: set[int] = set()  # in this round
+        self.run = secrets.randbits(62)
+        self.told: dict[str, Any] = {}  # to those who train, beside the model
         self.unanswered: dict[str, tuple[int, str]] = {}  # messages of the last round: to which node, of which kind
         self.back_to = 0
         self.has_asked = False
@@ -129,7 +140,7 @@ class RoundServer:
         self.heard = set()
         nodes = [node for node in nodes if not self._left_out(node, entry)]
         asked = self._ask(grid, nodes, entry) if self.limits.two_phase else dict.fromkeys(nodes)
-        settings = ConfigRecord({**(config or {}), "server-round": round + 1})
+        settings = ConfigRecord({**self.told, **(config or {}), "server-round": round + 1})
         records = {wire.ARRAYS: wire.as_record(model, shapes), wire.CONFIG: settings}
         out = [self._message(TRAIN, node, round, records, said) for node, said in asked.items()]
         entry.models_sent, entry.bytes_sent = len(out), entry.bytes_sent + sum(wire.size(m.content) for m in out)
@@ -171,10 +182,12 @@ class RoundServer:
         for fate, clients in (("refused", entry.refused), ("lost", entry.lost)):
             for client, why in clients.items():
                 log.warning("round %d: the update of client %d is %s: %s", entry.round, client, fate, why)
+        entry.joined = self.joining.hear(self.heard)
         self.ledger.add(entry)
         updates.sort(key=lambda update: update.client)
         ids = np.array([u.client for u in updates], np.int64)
-        step = PlanStep(entry.round, ids, np.array([u.scale for u in updates], np.float64), total_books(self.energy))
+        scales = np.array([u.scale for u in updates], np.float64) * self.joining.factor
+        step = PlanStep(entry.round, ids, scales, total_books(self.energy))
         if not updates:
             return step, []
         deltas = torch.from_numpy(np.stack([u.delta for u in updates])).to(opened.device)
@@ -307,9 +320,9 @@ class RoundServer:
         client = said.client if said else self.roster.nodes.get(node)
         told = range(len(self.fleet)) if client is None else [client]
         granted = {c: frozenset(self.granted[c]) for c in told} if self.policy.coordinated else {}
-        content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted).to_record(), **records})
+        content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted, self.run).to_record(), **records})
         ttl = self._deadline(node, kind) * _GRACE
-        return Message(content, node, kind, ttl=ttl, group_id=str(round))
+        return Message(content, node, self.asks_as if kind == QUERY else kind, ttl=ttl, group_id=str(round))
 
     def _deadline(self, node: int, kind: str) -> float:
         """Seconds that a node is given. The first question may take as long as the fleet has to connect."""
@@ -323,6 +336,8 @@ class RoundServer:
         """What later rounds depend on, and the books of clients that may never come back."""
         granted = [(client, round) for client, rounds in enumerate(self.granted) for round in sorted(rounds)]
         return {
+            "protocol.come": torch.from_numpy(self.joining.come.copy()),
+            "protocol.run": torch.tensor(self.run),
             "protocol.level": torch.tensor(self.supply.level),
             "protocol.own": torch.tensor(self.ledger.own),
             "protocol.due": torch.tensor(self.ledger.due),
@@ -334,6 +349,9 @@ class RoundServer:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        if "protocol.come" in state:  # older ones had none, nor a number of their run
+            self.joining.load(state["protocol.come"].cpu().numpy())
+        self.run = int(state.get("protocol.run", self.run))
         self.ledger.own = state["protocol.own"].cpu().numpy().copy()
         self.granted = [set() for _ in range(len(self.fleet))]
         for client, round in state["protocol.granted"].T.tolist():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,12 @@ from everfed.errors import InputError
 from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.client import load_experiment
 from everfed.flower.identity import Roster
+from everfed.flower.joining import check_rule
 from everfed.flower.ledger import Ledger
 from everfed.flower.limits import RoundLimits
+from everfed.flower.own_data import sized, told_of
 from everfed.flower.round_server import RoundServer
+from everfed.flower.run_config import limits_in
 from everfed.flower.wire import Shapes
 from everfed.learning.task import Trained
 from everfed.run.asynchronous import AsynchronousRun
@@ -50,15 +53,27 @@ log = logging.getLogger("flwr.everfed")
 _OF_ROUNDS = ("missed", "delivered", "bias", "worst_client", "worst_delivered", "empty_rounds")
 
 
-def server_app(experiment: Described, *, data: FederatedData | None = None) -> ServerApp:
+def server_app(
+    experiment: Described,
+    *,
+    data: FederatedData | None = None,
+    sizes: Sequence[int] | None = None,
+    test: Any = None,
+    classes: int | None = None,
+) -> ServerApp:
     """A ServerApp that runs the experiment on the nodes there are, and writes a run folder.
 
     The run's configuration says the rest: `folder` (where to write; an interrupted run goes on there),
     `keys` (a folder of the clients' public keys; without it nodes are believed), `set` (changes to the
-    experiment) and the names of `RoundLimits` with dashes (`query-s`, `train-s`, ...). Methods without rounds need
-    `round-s`, the seconds of a round of time.
-    data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
+    experiment), `late-joiners` (true: clients have no share until they are first heard) and the names of
+    `RoundLimits` with dashes (`query-s`, `train-s`, ...). Methods without rounds need `round-s`, the seconds of a round
+    of time. Other keys are the apps' own.
+    data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's. Where only
+    the devices have training data, give instead: sizes, each client's number of samples; test, an (x, y) pair or one
+    per client; classes, unless all of them are in the test set. Devices are told classes and task with the model.
     """
+    if data is not None and sizes is not None:
+        raise InputError("data and sizes are both given; data tell the sizes.")
     app = ServerApp()
 
     @app.main()
@@ -68,11 +83,13 @@ def server_app(experiment: Described, *, data: FederatedData | None = None) -> S
         folder = Path(str(settings.get("folder") or "everfed-out/flower")).expanduser()
         keys = settings.get("keys")
         roster = Roster.read(Path(str(keys)).expanduser()) if keys else None
-        own = ("folder", "keys", "set")
-        limits = RoundLimits.of({key: value for key, value in settings.items() if key not in own})
+        limits, late = limits_in(settings), bool(settings.get("late-joiners"))
+        known = data if sizes is None else sized(sizes, test, task=chosen.task, classes=classes)
         _await_folder(folder, limits.wait_s)
         summary: dict[str, Any] = {}
-        for record, ledger in stored_remote_rounds(chosen, grid, folder, data=data, limits=limits, roster=roster):
+        for record, ledger in stored_remote_rounds(
+            chosen, grid, folder, data=known, limits=limits, roster=roster, late_joiners=late
+        ):
             entry = ledger.entries[-1]
             log.info(
                 "round %d: %d planned, %d done, %d lost, %d refused%s",
@@ -132,11 +149,17 @@ def remote_run(
     limits: RoundLimits | None = None,
     roster: Roster | None = None,
     folder: Path | None = None,
+    late_joiners: bool = False,
 ) -> Run:
     """An experiment whose clients are nodes of this grid: iterate over it for one RoundRecord a round.
 
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
+    late_joiners: whether clients have no share until they are first heard, as in `joining`.
     """
+    if late_joiners:
+        if experiment.asynchronous:
+            raise InputError("late-joiners is true, but without rounds clients may come at any time; leave it out.")
+        check_rule(experiment.server)
     if data is not None and experiment.validation:
         raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
     if data is not None and experiment.early_stopping.part:
@@ -151,8 +174,9 @@ def remote_run(
         return AsynchronousRun(setup, source, server, setup.evaluator())
     round_server = RoundServer(
         setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,
-        limits=limits, roster=roster, folder=folder,
+        limits=limits, roster=roster, folder=folder, late_joiners=late_joiners,
     )  # fmt: skip
+    round_server.told = told_of(setup.data)
     setup.look_ahead(server.rule.waits)
     rounds = RemoteRounds(round_server, grid, setup.layout.shapes_by_name())
     return Run(setup, rounds, server, setup.evaluator())

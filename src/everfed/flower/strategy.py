@@ -6,27 +6,30 @@ by energy has to avoid. Here the server rules and optimisers of everfed decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from everfed.arrays import Floats
+from everfed.checks import check_count
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.flower.evaluation import mean_metrics
 from everfed.flower.identity import Roster
+from everfed.flower.joining import check_rule
 from everfed.flower.limits import RoundLimits
 from everfed.flower.pulling import Reply
 from everfed.flower.round_server import Opened, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
-from everfed.flower.wire import TRAIN, Shapes, as_record
+from everfed.flower.wire import ARRAYS, CONFIG, TRAIN, Shapes, as_record
 from everfed.scheduling.policies import Policy
 from everfed.server.aggregate import Setting
 from everfed.server.optimizers import ServerOptimizer, ServerSGD
@@ -41,14 +44,16 @@ class EnergyStrategy(Strategy):
     fleet: what the server knows of the clients' energy; policy: the clients' own. shares: the part of all
     data that each client holds, in the order of the clients' numbers. server, server_optimizer: how
     updates are weighed, and what is done with their sum. folder: where the state is saved after every
-    round; a strategy that is started again with the same folder goes on there.
+    round; a strategy that is started again with the same folder goes on there. late_joiners: clients have no share
+    until they are first heard. evaluate_every: rounds between evaluations on all connected clients, by their apps'
+    `@app.evaluate`; 0: none, since they cost energy that is not in the books.
     """
 
     def __init__(
         self,
         fleet: Fleet,
         policy: Policy,
-        shares: Floats,
+        shares: Floats | Sequence[float],
         *,
         server: ServerRule | None = None,
         server_optimizer: ServerOptimizer | None = None,
@@ -56,15 +61,24 @@ class EnergyStrategy(Strategy):
         limits: RoundLimits | None = None,
         roster: Roster | None = None,
         folder: Path | None = None,
+        late_joiners: bool = False,
+        evaluate_every: int = 0,
     ) -> None:
         weights = np.asarray(shares, np.float64)
         if weights.shape != (len(fleet),) or not np.isclose(weights.sum(), 1.0):
             raise InputError(f"shares must be one number for each of {len(fleet)} clients, and add up to 1.")
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-        self.round_server = RoundServer(fleet, policy, weights, seed, limits=limits, roster=roster, folder=folder)
+        check_count("evaluate_every", evaluate_every, least=0)
+        self.evaluate_every = evaluate_every
+        self.round_server = RoundServer(
+            fleet, policy, weights, seed,
+            limits=limits, roster=roster, folder=folder, asks_as=TRAIN, late_joiners=late_joiners,
+        )  # fmt: skip
         self.shares, self.folder = weights, folder
         self.rule, self.optimizer = server or Sum(), server_optimizer or ServerSGD()
+        if late_joiners:
+            check_rule(self.rule)
         self.opened: Opened | None = None
         self.shapes: Shapes = {}
 
@@ -108,11 +122,15 @@ class EnergyStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody: an evaluation on devices costs them energy too. Give `start` an evaluate_fn."""
-        return []
+        """Everybody who is connected, every `evaluate_every` rounds. To evaluate here, give `start` an evaluate_fn."""
+        if not self.evaluate_every or server_round % self.evaluate_every:
+            return []
+        content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config, "server-round": server_round})})
+        ttl, nodes = self.round_server.limits.train_s, self.round_server.roster.reachable(grid)
+        return [Message(content, node, "evaluate", ttl=ttl) for node in nodes]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return None
+        return mean_metrics(replies)
 
     def summary(self) -> None:
         for name, value in self.round_server.ledger.summary().items():
@@ -139,6 +157,10 @@ class EnergyStrategy(Strategy):
             replies = self.round_server.exchange(grid, messages, TRAIN, self.server.params.nbytes)
             made, metrics = self._aggregate(replies)
             result.train_metrics_clientapp[number + 1] = metrics
+            asked = list(self.configure_evaluate(number + 1, made, evaluate_config or ConfigRecord(), grid))
+            said = grid.send_and_receive(asked, timeout=self.round_server.limits.train_s) if asked else ()
+            if (seen := self.aggregate_evaluate(number + 1, said)) is not None:
+                result.evaluate_metrics_clientapp[number + 1] = seen
             found = evaluate_fn(number + 1, made) if evaluate_fn else None
             if found is not None:
                 result.evaluate_metrics_serverapp[number + 1] = found

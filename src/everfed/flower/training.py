@@ -12,10 +12,11 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from everfed.arrays import taken
-from everfed.data.federated import FederatedData, from_arrays
+from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError
 from everfed.flower.node_state import Memory
+from everfed.flower.own_data import Told, data_of_client
 from everfed.flower.payload import read
 from everfed.flower.wire import ARRAYS, METRICS, Ask, Vector, as_record
 from everfed.run.experiment import Experiment
@@ -30,10 +31,16 @@ class LocalTraining:
     """One client's trainer: the same minibatches, steps and optimiser state as in a simulation."""
 
     def __init__(
-        self, experiment: Experiment, client: int, samples: Samples | None = None, memory: Memory | None = None
+        self,
+        experiment: Experiment,
+        client: int,
+        samples: Samples | None = None,
+        memory: Memory | None = None,
+        told: Told | None = None,
     ) -> None:
         """samples: gives a client's own (x, y); None: its part of the experiment's data set.
 
+        told: the task and its number of classes, for own samples; what it lacks is the experiment's.
         memory: remembers that the trainer was compared with plain autograd, so that a device pays for it once.
         """
         fleet = experiment.make_fleet()
@@ -47,7 +54,7 @@ class LocalTraining:
         if samples is None:
             data = alone(experiment.make_data(fleet), client)
         else:
-            data = _placed(from_arrays([samples(client)], task=experiment.task), client, len(fleet))
+            data = _placed(data_of_client(samples(client), experiment, told or {}), client, len(fleet))
         self.client, self.keeps = client, experiment.keep_state
         if memory is not None and memory.load(_CHECKED) is not None:
             experiment = replace(experiment, check_trainer=False)

@@ -39,6 +39,7 @@ class Ask:
     # Where a server decides who trains: the rounds in which it let a client. A node that the server does
     # not know yet is told everybody's, and finds its own.
     granted: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    run: int | None = None  # the run's own number: what a client remembers of another run is not of this
 
     def granted_to(self, client: int) -> frozenset[int]:
         return self.granted.get(client, frozenset())
@@ -46,6 +47,8 @@ class Ask:
     def to_record(self) -> ConfigRecord:
         content: dict[str, Any] = {"round": self.round, "back-to": self.back_to}
         pairs = [(client, r) for client, rounds in self.granted.items() for r in sorted(rounds)]
+        if self.run is not None:
+            content["run"] = self.run
         if pairs:
             content |= {"granted-clients": [c for c, _ in pairs], "granted-rounds": [r for _, r in pairs]}
         return ConfigRecord(content)
@@ -61,7 +64,8 @@ class Ask:
         rounds: Any = record.get("granted-rounds", [])
         for client, r in zip(clients, rounds, strict=True):
             granted[client] = granted.get(client, frozenset()) | {r}
-        return cls(whole(record, "round"), whole(record, "back-to"), granted)
+        run = whole(record, "run") if "run" in record else None
+        return cls(whole(record, "round"), whole(record, "back-to"), granted, run)
 
 
 @dataclass(frozen=True)

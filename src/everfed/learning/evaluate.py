@@ -61,6 +61,8 @@ class Evaluator:
         self.metrics = self._chosen(metrics)
         self.groups = {g.label: g.clients for g in fleet.groups()}
         self.owner = data.test_owner if test is None else None
+        if self.owner is not None and not np.any(self.owner >= 0):
+            self.groups = {}  # nobody's samples say nothing of anybody
         self.clients, self.batch = len(data), _BATCH
         if self.owner is not None:
             self.owner_on_device = own_tensor(self.owner, device)
@@ -176,6 +178,8 @@ class Evaluator:
     def _by_group(self, values: Tensor, sample: Tensor, per_class: Floats | None) -> dict[str, float] | None:
         """The mean of each energy group; None if it is not known what belongs to whom."""
         if self.owner is not None:
+            if not self.groups:
+                return None
             sums, counts = self._client_means(values, sample)
             return {label: _ratio(sums[who].sum(), counts[who].sum()) for label, who in self.groups.items()}
         if per_class is None or not self.mixes:

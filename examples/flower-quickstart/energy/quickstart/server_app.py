@@ -1,0 +1,25 @@
+"""What the server runs."""
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from everfed.flower import EnergyStrategy
+from quickstart import task
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train over some rounds, and save the model."""
+    config = context.run_config
+    strategy = EnergyStrategy(task.FLEET, task.POLICY, shares=[1 / 3, 1 / 3, 1 / 3], evaluate_every=1)
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(task.initial_model()),
+        train_config=ConfigRecord({"learning-rate": config["learning-rate"]}),
+        num_rounds=config["num-server-rounds"],
+    )
+    last = result.evaluate_metrics_clientapp[config["num-server-rounds"]]
+    np.savez(config["model"], *result.arrays.to_numpy_ndarrays(), accuracy=last["eval_acc"])
