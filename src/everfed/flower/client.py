@@ -159,7 +159,8 @@ def _answer(
         return call_next(message, context)  # not a question of energy
     client = client_of(context)
     choice = choose(client, ask, _memory(context, name))
-    record = Answer(client, ask.round, *choice).to_record()
+    asking_j = context.node_config.get("asking-j", 0.0)  # which the device's runner counts
+    record = Answer(client, ask.round, *choice, asking_j=float(asking_j)).to_record()
     if message.metadata.message_type.startswith("query") or not choice.join:
         return Message(RecordDict({RECORD: record}), reply_to=message)
     result = call_next(message, context)

@@ -36,6 +36,7 @@ class Entry:
     train_s: float = 0.0
     models_sent: int = 0
     bytes_sent: int = 0  # content of all messages, without Flower's envelopes
+    asking_j: float = 0.0  # joules that being asked has cost the devices so far, as they say
 
 
 class Ledger:
@@ -98,6 +99,7 @@ class Ledger:
             "longest_train_s": max((e.train_s for e in self.entries), default=0.0),
             "models_sent": sum(e.models_sent for e in self.entries),
             "bytes_sent": sum(e.bytes_sent for e in self.entries),
+            "asking_j": max((e.asking_j for e in self.entries), default=0.0),
         }
 
 

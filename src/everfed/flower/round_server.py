@@ -24,6 +24,7 @@ from everfed.flower import wire
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.mailbox import send_and_collect
+from everfed.flower.sleep import Sleepers
 from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
 from everfed.learning.task import PlainTrained, Trained
 from everfed.scheduling.plan import PlanStep
@@ -112,6 +113,8 @@ class RoundServer:
         self.claimed: Floats = np.zeros(len(fleet))  # the scales of each client's participations, summed
         self.granted: list[set[int]] = [set() for _ in range(len(fleet))]
         self.energy: dict[int, Books] = {}
+        self.asking_j: Floats = np.zeros(len(fleet))  # as each client last said
+        self.sleepers = Sleepers(len(fleet), self.limits.round_s)
         self.heard: set[int] = set()  # in this round
         self.back_to = 0
         self.has_asked = False
@@ -123,12 +126,15 @@ class RoundServer:
         if self.not_before is None:
             self.ledger.rewind(round)
             until = now() + self.limits.wait_s
-            while (connected := len(self.roster.reachable(grid))) < len(self.fleet) and now() < until:
+            asleep = sum(self.sleepers.asleep(client, round) for client in range(len(self.fleet)))
+            while (connected := len(self.roster.reachable(grid))) + asleep < len(self.fleet) and now() < until:
                 time.sleep(0.5)
             log.info("%d of %d clients are connected", connected, len(self.fleet))
+            time.sleep(self.sleepers.early_s())
         else:
             time.sleep(max(0.0, self.not_before - now()))
         self.not_before = now() + self.limits.round_s
+        self.sleepers.open_round()
         self.back_to = round  # every finished round is on the disk before the next one begins
 
     def round(self, grid: Grid, round: int, params: Tensor, shapes: Shapes) -> tuple[PlanStep, list[Trained]]:
@@ -144,6 +150,7 @@ class RoundServer:
         model: Vector = params.cpu().numpy()
         nodes = self.roster.reachable(grid)
         entry = Entry(round, reachable=len(nodes))
+        nodes = self.sleepers.awake(nodes, round, self.roster.nodes)
         self.heard = set()
         asked = self._ask(grid, nodes, entry) if self.limits.two_phase else dict.fromkeys(nodes)
         settings = ConfigRecord({**(config or {}), "server-round": round + 1})
@@ -161,7 +168,9 @@ class RoundServer:
         for update in updates:
             entry.done.append(update.client)
             self.claimed[update.client] += update.scale
-        entry.absent = [c for c in range(len(self.fleet)) if c not in self.heard]
+        quiet = (c for c in range(len(self.fleet)) if c not in self.heard)
+        entry.absent = [c for c in quiet if not self.sleepers.asleep(c, entry.round)]
+        entry.asking_j = float(self.asking_j.sum())
         for fate, clients in (("refused", entry.refused), ("lost", entry.lost)):
             for client, why in clients.items():
                 log.warning("round %d: the update of client %d is %s: %s", entry.round, client, fate, why)
@@ -213,6 +222,8 @@ class RoundServer:
             log.warning("round %d: the answer of %s is ignored: %s", entry.round, self._named(node), error)
             return None
         self.energy[answer.client] = answer.energy
+        self.asking_j[answer.client] = answer.asking_j
+        self.sleepers.hear(node, answer)
         self.heard.add(answer.client)
         self.ledger.hear(answer.client, answer.planned)
         return answer
@@ -268,7 +279,8 @@ class RoundServer:
         client = said.client if said else self.roster.nodes.get(node)
         told = range(len(self.fleet)) if client is None else [client]
         granted = {c: frozenset(self.granted[c]) for c in told} if self.policy.coordinated else {}
-        content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted).to_record(), **records})
+        record = ConfigRecord({**Ask(round, self.back_to, granted).to_record(), **self.sleepers.entries()})
+        content = RecordDict({wire.RECORD: record, **records})
         return Message(content, node, kind, ttl=self._deadline(kind), group_id=str(round))
 
     def _deadline(self, kind: str) -> float:
@@ -284,6 +296,8 @@ class RoundServer:
             "protocol.spoken": torch.tensor(self.claimed),
             "protocol.own": torch.tensor(self.ledger.own),
             "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
+            "protocol.asleep": torch.tensor(self.sleepers.until),
+            "protocol.next_at": torch.tensor(self.sleepers.next_at, dtype=torch.float64),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -292,6 +306,8 @@ class RoundServer:
         self.granted = [set() for _ in range(len(self.fleet))]
         for client, round in state["protocol.granted"].T.tolist():
             self.granted[client].add(round)
+        if "protocol.asleep" in state:  # which earlier versions did not save
+            self.sleepers.load(state["protocol.asleep"].cpu().numpy(), float(state["protocol.next_at"]))
 
 
 def total_books(reports: Mapping[int, Books]) -> Books:

@@ -72,10 +72,12 @@ class Answer:
     scale: float
     planned: int  # participations up to and including this round, by the client's own schedule
     energy: Books
+    next: int = 0  # the first round in which it is worth asking again, as in `sleep`
+    asking_j: float = 0.0  # joules that being asked has cost the device so far
 
     def to_record(self) -> ConfigRecord:
-        said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned")}
-        return ConfigRecord({**said, **written(self.energy)})
+        said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned", "next")}
+        return ConfigRecord({**said, "asking-j": float(self.asking_j), **written(self.energy)})
 
     @classmethod
     def of(cls, content: RecordDict) -> Answer:
@@ -87,7 +89,8 @@ class Answer:
         if not isinstance(join, bool) or not isinstance(scale, float):
             raise ValueError("the reply does not say whether it joins, and with which scale")
         client, round, planned = (whole(record, key) for key in ("client", "round", "planned"))
-        return cls(client, round, join, scale, planned, read_books(record))
+        again = whole(record, "next") if "next" in record else 0  # older clients do not say
+        return cls(client, round, join, scale, planned, read_books(record), again, _number(record, "asking-j", float))
 
 
 def as_record(model: Vector, shapes: Shapes) -> ArrayRecord:
