@@ -70,7 +70,6 @@ class Runner:
     node_config: Mapping[str, Any]
     habits: Habits = field(default_factory=Habits)
     stop: threading.Event = field(default_factory=threading.Event)
-    turn: threading.Lock = field(default_factory=threading.Lock)  # shared by the nodes of one process
 
     def __post_init__(self) -> None:
         folder = self.node_config.get("state-dir")
@@ -120,9 +119,8 @@ class Runner:
                 self.contexts = {run: Context(run, session.node.node_id, {}, RecordDict(), session.settings(run))}
             context = self.contexts[run]
             context.node_config = {**self.node_config, **self._spent()}
-            with self.turn:
-                began = time.monotonic()
-                reply = self.app(message, context)
+            began = time.monotonic()
+            reply = self.app(message, context)
             log.info("round %s: answered '%s' in %.2f s", message.metadata.group_id, asked, time.monotonic() - began)
         except httpx.HTTPError:
             raise
