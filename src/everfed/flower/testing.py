@@ -114,7 +114,7 @@ class Loopback:
         return name
 
     def start_device(self, client: int, app: str, *words: str, folder: Path, python: str = sys.executable) -> str:
-        """A client's node in one process. app: module:name, in this folder; words: more options of `everfed.device run`;
+        """A client's node in one process. app: module:name, in this folder; words: more options of its command;
         python: of another environment. Returns the process's name."""
         name = f"node-{client}"
         options = ["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", f"{self.certificates}/ca.crt"]
