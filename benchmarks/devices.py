@@ -49,7 +49,11 @@ class Proxy:
     def _accept(self) -> None:
         while True:
             near = self.listener.accept()[0]
-            far = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # the server has ended
+                near.close()
+                continue
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
 
@@ -131,7 +135,7 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=60.0, help="seconds to watch an idle node")
     given = parser.parse_args()
     columns = {}
-    for name, slim in (("SuperNode, torch", False), ("everfed.device, NumPy", True)):
+    for name, slim in (("everfed.device, NumPy", True), ("SuperNode, torch", False)):
         with tempfile.TemporaryDirectory() as folder:
             columns[name] = measured(Path(folder).resolve(), slim, given.python, given.idle)
             print(name, columns[name], flush=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
+import json
+import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,14 +22,20 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage, ObjectTree, PullObjectResponse
 
 import everfed as ef
+from everfed.device import runner
+from everfed.device.__main__ import main
 from everfed.device.app import Work, device_app
 from everfed.device.gateway import Board, BoardError, serve
+from everfed.device.session import Place
 from everfed.energy.battery import Books
 from everfed.errors import InputError
 from everfed.flower import FromFile, Measured, Simulated, client_app, remote_run
 from everfed.flower.energy import MeterError
+from everfed.flower.identity import make_certificates, make_key
 from everfed.flower.node_state import Memory
 from everfed.flower.sleep import MOST_ROUNDS, spare_s
 from everfed.flower.wire import ARRAYS, RECORD, Answer, Ask
@@ -200,6 +210,87 @@ def test_the_energy_of_being_asked_is_in_the_books():
     nodes = fleet_of(client_app(SMALL), CLIENTS, **{"asking-j": 2.5})
     _, _, protocol = run(SMALL, nodes)
     assert protocol.ledger.summary()["asking_j"] == 2.5 * CLIENTS
+
+
+# Servers that fail
+
+
+class Rubbish(http.server.BaseHTTPRequestHandler):
+    """Answers each call in turn with one of the bad replies, or drops it."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        name = self.path.rsplit("/", 1)[-1]
+        self.server.calls.append(name)
+        kind = self.server.kind
+        if kind == "drops":
+            self.connection.close()
+            return
+        content = b"\xff" * 50
+        if kind == "message" and name == "activate-node":
+            content = ActivateNodeResponse(node_id=5).SerializeToString()
+        elif kind == "message" and name == "pull-messages":
+            tree = ObjectTree(object_id="a" * 64)
+            content = PullMessagesResponse(
+                messages_list=[ProtoMessage()], message_object_trees=[tree]
+            ).SerializeToString()
+        elif kind == "message" and name == "pull-object":
+            found = PullObjectResponse(object_found=True, object_available=True, object_content=b"rubbish")
+            content = found.SerializeToString()
+        self.send_response(500 if kind == "status" else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words): ...
+
+
+@pytest.mark.parametrize("kind", ["bytes", "status", "drops", "message"])
+def test_a_node_outlives_a_server_that_sends_rubbish(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_BACK_OFF_S", (0.01, 0.05))
+    make_certificates(tmp_path, ["127.0.0.1"])
+    make_key(tmp_path / "key")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Rubbish)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.calls, server.kind = [], kind
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = Place(f"127.0.0.1:{server.server_port}", tmp_path / "key", tmp_path / "ca.crt")
+    node = runner.Runner(place, lambda message, context: None, {"client": 0, "state-dir": str(tmp_path / "state")})
+    thread = threading.Thread(target=node.run)
+    thread.start()
+    until = time.monotonic() + 60.0
+    while server.calls.count("activate-node") < 4 and time.monotonic() < until:
+        time.sleep(0.02)
+    alive = thread.is_alive()
+    node.stop.set()
+    thread.join(60.0)
+    server.shutdown()
+    server.server_close()
+    assert alive
+    assert not thread.is_alive()
+    assert server.calls.count("activate-node") >= 4
+    assert ("pull-object" in server.calls) == (kind == "message")
+    counted = json.loads((tmp_path / "state" / "traffic.json").read_text())
+    assert counted["polls"] == server.calls.count("pull-messages")
+
+
+@pytest.mark.parametrize(
+    ("key", "certificates", "words"), [("ca.crt", "ca.crt", "not a private key"), ("key", "key", "PEM")]
+)
+def test_files_that_cannot_serve_are_named(key, certificates, words, tmp_path, capsys):
+    make_certificates(tmp_path, ["127.0.0.1"])
+    make_key(tmp_path / "key")
+    options = ["--superlink", "127.0.0.1:1", "--client", "0", "--state-dir", str(tmp_path / "state")]
+    files = ["--key", str(tmp_path / key), "--root-certificates", str(tmp_path / certificates)]
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main(["run", *options, *files, "json:loads"]) == 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert words in capsys.readouterr().err
 
 
 # A trainer in NumPy

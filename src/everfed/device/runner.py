@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import httpx
 from flwr.app import Context, Error, Message, RecordDict
 
-from everfed.device.session import Place, Session, SessionError
+from everfed.device.session import Place, Session
 from everfed.flower.sleep import spare_s
 from everfed.flower.wire import RECORD
 
@@ -30,6 +30,7 @@ _RAISED = 2  # Flower's error code of an app that raised
 _BACK_OFF_S = (1.0, 120.0)  # the first wait after a failure, doubled up to the last
 _EARLY_S = 3.0  # that a node wakes before its round begins,
 _DRIFT = 0.002  # and this part of the time it slept: clocks of small devices drift
+_WORTH_S = 10.0  # shorter sleeps cost more than they save: to connect takes several exchanges
 _NAP_S = 60.0  # at most, between two looks at the clock
 
 
@@ -77,38 +78,40 @@ class Runner:
         self.traffic = Traffic(**_read(self.file))
         self.contexts: dict[int, Context] = {}
         self.failures = 0
+        self.due = 0.0  # when the node is needed again, by `_now`; 0: not known
 
     def run(self) -> None:
         """Until `stop` is set."""
         while not self.stop.is_set():
-            asleep_s = 0.0
             try:
                 with Session(self.place) as session:
                     log.info("connected as node %d", session.node.node_id)
-                    asleep_s = self._serve(session)
-            except (httpx.HTTPError, SessionError, OSError, ValueError) as error:
+                    self._serve(session)
+                self._sleep()
+            except Exception as error:  # whatever a server or a network does, a device that gives up is lost
                 self._back_off(error)
             self._note()
-            self._sleep(asleep_s)
 
-    def _serve(self, session: Session) -> float:
-        """Answer messages until the node may sleep; returns for how many seconds."""
+    def _serve(self, session: Session) -> None:
+        """Answer messages until the node may sleep."""
         quiet = 0
         while not self.stop.is_set():
             self.traffic.polls += 1
             message = session.receive()
             self.failures = 0
+            if message is not None:
+                quiet, heard = 0, _now()
+                reply = self._answer(session, message)
+                self._deliver(session, message, reply, _now() - heard)
+                self._note()
+                spare = _spare(message, reply)
+                self.due = heard + spare if spare else 0.0
+            if self.due - _now() > _WORTH_S:
+                return
             if message is None:
                 # At first often: who said yes is sent a model next, and the next round may follow at once.
                 self.stop.wait(min(self.habits.poll_s, 0.25 * 1.2**quiet) * random.uniform(0.9, 1.1))
                 quiet += 1
-                continue
-            quiet, heard = 0, _now()
-            reply = self._answer(session, message)
-            self._deliver(session, message, reply)
-            if spare := _spare(message, reply):
-                return max(spare - (_now() - heard), 0.0)
-        return 0.0
 
     def _answer(self, session: Session, message: Message) -> Message:
         """What the app says; an error of its own is an answer, too."""
@@ -135,12 +138,12 @@ class Runner:
         joules = traffic.questions * habits.j_per_question + traffic.polls * habits.j_per_poll
         return {"asking-j": joules} if joules else {}
 
-    def _deliver(self, session: Session, message: Message, reply: Message) -> None:
+    def _deliver(self, session: Session, message: Message, reply: Message, seconds: float) -> None:
         """Send a reply; while the network fails, again and again until the server has stopped waiting for it."""
-        began, wait = time.monotonic(), 1.0
+        wait = 1.0
         while True:
             try:
-                return session.send(reply, time.monotonic() - began)
+                return session.send(reply, seconds)
             except httpx.TransportError:
                 left = message.metadata.created_at + message.metadata.ttl - time.time()
                 if self.stop.is_set() or left < wait:
@@ -159,13 +162,17 @@ class Runner:
         log.warning("%s; again in %.0f s", _words(error), wait)
         self.stop.wait(wait)
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self) -> None:
         """Disconnected, until shortly before the round, or until it is time to look whether there is another run."""
-        until = _now() + min(seconds - _EARLY_S - _DRIFT * seconds, self.habits.check_in_s)
+        left = self.due - _now()
+        wake = self.due - _EARLY_S - _DRIFT * left
+        until = min(wake, _now() + self.habits.check_in_s)
         if until > _now():
             log.info("asleep for %.0f s", until - _now())
         while (left := until - _now()) > 0.0 and not self.stop.wait(min(left, _NAP_S)):
             pass
+        if until == wake:
+            self.due = 0.0
 
     def _note(self) -> None:
         if self.file:
