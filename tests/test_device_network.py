@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,8 +139,7 @@ def test_a_slim_environment_has_no_torch_and_stands_beside_the_whole_package(sli
         )  # fmt: skip
         assert Path(found.stdout.strip()) == site / "everfed" / "__init__.py"
     finally:
-        (site / "everfed" / "__init__.py").unlink()
-        (site / "everfed").rmdir()
+        shutil.rmtree(site / "everfed")
 
 
 def test_slim_devices_and_a_supernode_train_one_model_through_kills(slim_python, tmp_path):
