@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from everfed.device.session import Place, Session
 from everfed.flower.client import load_experiment
 from everfed.flower.ledger import read
 from everfed.flower.testing import Loopback
@@ -109,6 +110,13 @@ def measured(folder: Path, slim: bool, python: str, idle_s: float) -> dict[str, 
         entries = read(run)[1:]  # the first has to load everything
         found["seconds per question"] = statistics.median(entry.query_s for entry in entries)
         found["seconds per training"] = statistics.median(entry.train_s for entry in entries)
+        if slim:  # what a device that sleeps sends: it connects, looks once, and leaves
+            fleet.processes["node-0"].terminate()
+            fleet.processes["node-0"].wait()
+            before = proxy.total
+            with Session(Place(f"127.0.0.1:{proxy.port}", fleet.key(0), fleet.certificates / "ca.crt")) as session:
+                session.receive()
+            print(f"a sleeper that wakes moves {(proxy.total - before) / 1e3:.1f} kB")
     return found
 
 

@@ -27,7 +27,7 @@ from everfed.flower.wire import RECORD
 log = logging.getLogger("everfed.device")
 
 _RAISED = 2  # Flower's error code of an app that raised
-_BACK_OFF_S = (1.0, 120.0)  # the first wait after a failure, doubled up to the last
+_BACK_OFF_S = (1.0, 60.0)  # the first wait after a failure, doubled up to the last
 _EARLY_S = 3.0  # that a node wakes before its round begins,
 _DRIFT = 0.002  # and this part of the time it slept: clocks of small devices drift
 _WORTH_S = 10.0  # shorter sleeps cost more than they save: to connect takes several exchanges
@@ -96,22 +96,32 @@ class Runner:
         """Answer messages until the node may sleep."""
         quiet = 0
         while not self.stop.is_set():
-            self.traffic.polls += 1
-            message = session.receive()
-            self.failures = 0
-            if message is not None:
-                quiet, heard = 0, _now()
-                reply = self._answer(session, message)
-                self._deliver(session, message, reply, _now() - heard)
-                self._note()
-                spare = _spare(message, reply)
-                self.due = heard + spare if spare else 0.0
+            try:
+                heard = self._exchange(session)
+                self.failures = 0
+            except httpx.TransportError as error:  # the session outlives that; a new one would be refused for a minute
+                self._back_off(error)
+                continue
             if self.due - _now() > _WORTH_S:
                 return
-            if message is None:
-                # At first often: who said yes is sent a model next, and the next round may follow at once.
-                self.stop.wait(min(self.habits.poll_s, 0.25 * 1.2**quiet) * random.uniform(0.9, 1.1))
-                quiet += 1
+            # At first often: who said yes is sent a model next, and the next round may follow at once.
+            quiet = 0 if heard else quiet + 1
+            if not heard:
+                self.stop.wait(min(self.habits.poll_s, 0.2 * 1.2**quiet) * random.uniform(0.9, 1.1))
+
+    def _exchange(self, session: Session) -> bool:
+        """Look for a message, and answer it; whether there was one."""
+        self.traffic.polls += 1
+        message = session.receive()
+        if message is None:
+            return False
+        heard = _now()
+        reply = self._answer(session, message)
+        self._deliver(session, message, reply, _now() - heard)
+        self._note()
+        spare = _spare(message, reply)
+        self.due = heard + spare if spare else 0.0
+        return True
 
     def _answer(self, session: Session, message: Message) -> Message:
         """What the app says; an error of its own is an answer, too."""
