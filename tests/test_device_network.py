@@ -175,16 +175,25 @@ def test_slim_devices_and_a_supernode_train_one_model_through_kills(slim_python,
     assert "Traceback" not in used
 
 
-def test_devices_sleep_until_their_slots_and_come_back_after_a_power_cut(slim_python, tmp_path):
+def test_sleepers_give_the_simulators_model_through_power_cuts_of_device_and_server(slim_python, tmp_path):
     changes = "rounds=8 fleet.clients=2 fleet.cycles=[4]"
     devices = tmp_path / "devices"
     experiment = prepared(devices, changes)
+    joules = ("--j-per-question", "30", "--j-per-poll", "0.5")
     with Loopback(tmp_path / "fleet", 2) as fleet:
         fleet.start_server()
         for client in range(2):
             fleet.register(client)
-            start_device(fleet, client, devices, "--j-per-question", "30", "--j-per-poll", "0.5", python=slim_python)
-        number = fleet.submit(APP, settings(fleet, tmp_path / "run", changes, **{"round-s": 20.0}))
+        start_device(fleet, 0, devices, *joules, python=slim_python)
+        start_device(fleet, 1, devices, *joules, "--check-in-s", "8", python=slim_python)
+        config = settings(fleet, tmp_path / "run", changes, **{"round-s": 20.0})
+        fleet.submit(APP, config)
+        await_log(fleet, "node-0", "asleep for")
+        fleet.kill("node-0")
+        start_device(fleet, 0, devices, *joules, python=slim_python)
+        fleet.kill("superlink")
+        fleet.start_server()
+        number = fleet.submit(APP, config)
         state = fleet.wait(number, 500.0, tmp_path / "run" / "result.json")
         logs = [fleet.log(f"node-{client}", 10**7) for client in range(2)]
     assert state["status"] == "finished:completed"
@@ -192,9 +201,9 @@ def test_devices_sleep_until_their_slots_and_come_back_after_a_power_cut(slim_py
     entries = read(tmp_path / "run")
     assert not any(entry.absent or entry.silent or entry.lost for entry in entries)
     for log in logs:
-        assert "asleep for" in log
-        assert log.count("answered 'train'") == 2
-        assert log.count("answered 'query") < len(entries)
+        assert log.count("answered 'train'") >= 2  # one more, if the server was killed in its round
+        assert "Traceback" not in log
+    assert "asleep for 8 s" in logs[1]  # and again, having looked whether there is another run
     summary = json.loads((tmp_path / "run" / "deployment.json").read_text())
     assert summary["asking_j"] >= 30.0 * 2
 
