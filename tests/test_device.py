@@ -37,7 +37,7 @@ from everfed.flower import FromFile, Measured, Simulated, client_app, remote_run
 from everfed.flower.energy import MeterError
 from everfed.flower.identity import make_certificates, make_key
 from everfed.flower.node_state import Memory
-from everfed.flower.sleep import MOST_ROUNDS, spare_s
+from everfed.flower.sleep import MOST_ROUNDS, Sleepers, spare_s
 from everfed.flower.wire import ARRAYS, RECORD, Answer, Ask
 from everfed.run.fleets import CycleFleet
 from everfed.scheduling.policies import Greedy, UniformWindow
@@ -210,6 +210,29 @@ def test_the_energy_of_being_asked_is_in_the_books():
     nodes = fleet_of(client_app(SMALL), CLIENTS, **{"asking-j": 2.5})
     _, _, protocol = run(SMALL, nodes)
     assert protocol.ledger.summary()["asking_j"] == 2.5 * CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("asking-j", float("nan")), ("asking-j", -1.0), ("asking-j", 1e300), ("next", 0.5)]
+)
+def test_a_client_that_lies_about_sleep_and_questions_is_turned_away(key, value):
+    def change(reply, number):
+        if number == 100 and reply.has_content():
+            reply.content[RECORD][key] = value
+        return reply
+
+    _, _, protocol = run(SMALL, change=change, limits=SHORT_ROUNDS)
+    assert protocol.ledger.summary()["turned_away"] > 0
+    assert all(0 not in entry.done for entry in protocol.ledger.entries)
+
+
+@pytest.mark.parametrize("said", [-(2**63), 2**63 - 1])
+def test_a_client_that_names_an_absurd_round_is_asked_after_a_while(said):
+    sleepers = Sleepers(2, 60.0)
+    sleepers.hear(100, Answer(1, 5, False, 1.0, 0, Books(), said))
+    assert sleepers.until.tolist() == [0, 5 + MOST_ROUNDS if said > 0 else 0]
+    sleepers.hear(100, Answer(1, 5, True, 1.0, 0, Books(), said))
+    assert not sleepers.asleep(1, 6)
 
 
 # Servers that fail

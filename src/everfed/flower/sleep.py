@@ -53,7 +53,7 @@ class Sleepers:
     def hear(self, node: int, answer: Answer) -> None:
         self.client_of[node] = answer.client
         most = answer.round + (1 if answer.join else MOST_ROUNDS)
-        self.until[answer.client] = min(answer.next, most) if self.round_s else 0
+        self.until[answer.client] = min(max(answer.next, 0), most) if self.round_s else 0
 
     def asleep(self, client: int, round: int) -> bool:
         return bool(self.until[client] > round)

@@ -23,6 +23,8 @@ QUERY = "query.everfed"  # "will you train in round r?"
 TRAIN = "train"
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
+_MOST_J = 1e12  # more than a device uses in its life
+
 Vector = npt.NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]  # of the model's parameters, in the flat vector's order
 BOOKS: dict[str, Any] = {part.name: type(part.default) for part in fields(Books)}  # the type of each number
@@ -90,7 +92,10 @@ class Answer:
             raise ValueError("the reply does not say whether it joins, and with which scale")
         client, round, planned = (whole(record, key) for key in ("client", "round", "planned"))
         again = whole(record, "next") if "next" in record else 0  # older clients do not say
-        return cls(client, round, join, scale, planned, read_books(record), again, _number(record, "asking-j", float))
+        asking_j = _number(record, "asking-j", float)
+        if not 0.0 <= asking_j <= _MOST_J:  # false for NaN as well
+            raise ValueError(f"'asking-j' of the reply is {asking_j}; it must be from 0 to {_MOST_J:g}")
+        return cls(client, round, join, scale, planned, read_books(record), again, asking_j)
 
 
 def as_record(model: Vector, shapes: Shapes) -> ArrayRecord:
