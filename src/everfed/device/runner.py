@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import random
 import threading
@@ -30,6 +31,7 @@ _RAISED = 2  # Flower's error code of an app that raised
 _BACK_OFF_S = (1.0, 60.0)  # the first wait after a failure, doubled up to the last
 _EARLY_S = 3.0  # that a node wakes before its round begins,
 _DRIFT = 0.002  # and this part of the time it slept: clocks of small devices drift
+_FETCH_S = 5.0  # in which a server fetches a reply
 _WORTH_S = 10.0  # shorter sleeps cost more than they save: to connect takes several exchanges
 _NAP_S = 60.0  # at most, between two looks at the clock
 
@@ -56,10 +58,11 @@ class Habits:
 
 @dataclass
 class Traffic:
-    """Questions answered and looks for messages, since the state folder was made."""
+    """Questions answered and looks for messages, since the state folder was made, and the node's number."""
 
     questions: int = 0
     polls: int = 0
+    node: int = 0
 
 
 @dataclass
@@ -78,16 +81,21 @@ class Runner:
         self.traffic = Traffic(**_read(self.file))
         self.contexts: dict[int, Context] = {}
         self.failures = 0
+        self.replied = -math.inf  # when the last reply was sent
         self.due = 0.0  # when the node is needed again, by `_now`; 0: not known
 
     def run(self) -> None:
         """Until `stop` is set."""
         while not self.stop.is_set():
             try:
-                with Session(self.place) as session:
+                with Session(self.place, self.traffic.node) as session:
+                    self.traffic.node = session.node.node_id
+                    self._note()
                     log.info("connected as node %d", session.node.node_id)
-                    self._serve(session)
-                self._sleep()
+                    while not self.stop.is_set():
+                        self._serve(session)
+                        self._sleep(session)
+                    self._linger()
             except Exception as error:  # whatever a server or a network does, a device that gives up is lost
                 self._back_off(error)
             self._note()
@@ -118,6 +126,7 @@ class Runner:
         heard = _now()
         reply = self._answer(session, message)
         self._deliver(session, message, reply, _now() - heard)
+        self.replied = time.monotonic()
         self._note()
         spare = _spare(message, reply)
         self.due = heard + spare if spare else 0.0
@@ -172,8 +181,15 @@ class Runner:
         log.warning("%s; again in %.0f s", _words(error), wait)
         self.stop.wait(wait)
 
-    def _sleep(self) -> None:
+    def _linger(self) -> None:
+        """Before the node leaves: of one that has left, the server fetches no reply."""
+        time.sleep(max(self.replied + _FETCH_S - time.monotonic(), 0.0))
+
+    def _sleep(self, session: Session) -> None:
         """Disconnected, until shortly before the round, or until it is time to look whether there is another run."""
+        if self.stop.is_set():
+            return
+        session.pause()
         left = self.due - _now()
         wake = self.due - _EARLY_S - _DRIFT * left
         until = min(wake, _now() + self.habits.check_in_s)
@@ -183,6 +199,8 @@ class Runner:
             pass
         if until == wake:
             self.due = 0.0
+        if not self.stop.is_set():
+            session.resume()
 
     def _note(self) -> None:
         if self.file:
@@ -208,7 +226,7 @@ def _read(file: Path | None) -> dict[str, int]:
     """Counters as they were; from 0 again if the file is lost or damaged."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8")) if file else {}
-        return {name: int(kept[name]) for name in ("questions", "polls") if name in kept}
+        return {name: max(int(kept[name]), 0) for name in ("questions", "polls", "node") if name in kept}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

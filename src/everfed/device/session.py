@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.config import get_fused_config_from_fab
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, TIMESTAMP_HEADER
+from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT, HEARTBEAT_DEFAULT_INTERVAL, TIMESTAMP_HEADER
 from flwr.common.serde import fab_from_proto, message_to_proto, run_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
@@ -53,6 +53,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from everfed.errors import InputError
 
 _MOST_OBJECTS = 10_000  # parts of one message
+_FORGOTTEN = "the server does not know this node any more"
 _BEAT = (0.5, 0.7)  # of the promised interval, between two heartbeats
 
 
@@ -120,44 +121,82 @@ class _Headers:
 class Session:
     """From the moment that a node reports for duty until it leaves. Any error ends it, except those of one message."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, node: int = 0) -> None:
+        """node: the number that the server gave this key, if it is known: it then need not wait until the server has
+        given up an earlier session, which a power cut may have ended."""
         self.place, self.lost = place, ""  # why the server no longer knows this node
         self._headers = _Headers(place.private_key())
-        self._client = FleetHttpClient.from_server_address(
-            place.address, False, place.authorities(), interceptors=[self._headers]
-        )
+        self._client = self._connection()
         self._over = threading.Event()
         self._settings: dict[int, dict[str, Any]] = {}  # by run
-        self.node = Node()
+        self.node = Node(node_id=node)
 
     def __enter__(self) -> Self:
         try:
-            made = self._client.ActivateNode(
-                ActivateNodeRequest(public_key=self._headers.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-            )
+            if not self.node.node_id or not self._known():
+                request = ActivateNodeRequest(
+                    public_key=self._headers.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+                )
+                self.node = Node(node_id=self._client.ActivateNode(request).node_id)
         except BaseException:
             self._client.close()
             raise
-        self.node = Node(node_id=made.node_id)
-        self._beats = threading.Thread(target=self._beat, daemon=True)
-        self._beats.start()
+        self._start_beats()
         return self
+
+    def _known(self) -> bool:
+        """Whether the server takes a heartbeat of this node for what it is, which also brings it back."""
+        try:
+            return bool(self._client.SendNodeHeartbeat(self._heartbeat()).success)
+        except (httpx.HTTPStatusError, ValueError):
+            return False
 
     def __exit__(self, *_: object) -> None:
         """Leave, so that the server knows at once; it notices by itself after a minute."""
-        self._over.set()
+        self._stop_beats()
         with contextlib.suppress(httpx.HTTPError, ValueError):
             self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
-        self._beats.join(1.0)
         self._client.close()
+
+    def pause(self) -> None:
+        """Be silent from now on, without leaving: of a node that has left, the server takes no reply.
+
+        It thinks this one there for two more intervals of heartbeats, which is time to fetch what was sent.
+        """
+        self._stop_beats()
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            self._client.SendNodeHeartbeat(self._heartbeat())
+        self._client.close()
+        self._client = self._connection()  # which connects when it is used
+
+    def resume(self) -> None:
+        """Be there again, however long that was. Raises SessionError if the server has forgotten the node."""
+        if not self._known():
+            raise SessionError(_FORGOTTEN)
+        self._start_beats()
+
+    def _connection(self) -> FleetHttpClient:
+        authorities = self.place.authorities()
+        return FleetHttpClient.from_server_address(self.place.address, False, authorities, interceptors=[self._headers])
+
+    def _heartbeat(self) -> SendNodeHeartbeatRequest:
+        return SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+
+    def _start_beats(self) -> None:
+        self._over.clear()
+        self._beats = threading.Thread(target=self._beat, daemon=True)
+        self._beats.start()
+
+    def _stop_beats(self) -> None:
+        self._over.set()
+        self._beats.join(HEARTBEAT_CALL_TIMEOUT)
 
     def _beat(self) -> None:
         """Tell the server that the node is there, also while it trains. Failures show in the next exchange."""
         while not self._over.wait(HEARTBEAT_DEFAULT_INTERVAL * random.uniform(*_BEAT)):
             try:
-                request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-                if not self._client.SendNodeHeartbeat(request).success:
-                    self.lost = "the server does not know this node any more"
+                if not self._client.SendNodeHeartbeat(self._heartbeat()).success:
+                    self.lost = _FORGOTTEN
             except httpx.HTTPStatusError as error:
                 self.lost = f"the server refuses heartbeats with status {error.response.status_code}"
             except (httpx.HTTPError, ValueError):
