@@ -110,13 +110,15 @@ def measured(folder: Path, slim: bool, python: str, idle_s: float) -> dict[str, 
         entries = read(run)[1:]  # the first has to load everything
         found["seconds per question"] = statistics.median(entry.query_s for entry in entries)
         found["seconds per training"] = statistics.median(entry.train_s for entry in entries)
-        if slim:  # what a device that sleeps sends: it connects, looks once, and leaves
+        if slim:
             fleet.processes["node-0"].terminate()
             fleet.processes["node-0"].wait()
-            before = proxy.total
             with Session(Place(f"127.0.0.1:{proxy.port}", fleet.key(0), fleet.certificates / "ca.crt")) as session:
+                before = proxy.total
+                session.pause()
+                session.resume()
                 session.receive()
-            print(f"a sleeper that wakes moves {(proxy.total - before) / 1e3:.1f} kB")
+                print(f"to fall asleep, wake and look moves {(proxy.total - before) / 1e3:.1f} kB")
     return found
 
 
