@@ -33,7 +33,7 @@ LAYERS = [
     {"studies"},
     {"report"},
     {"api", "ray"},
-    {"cli", "__main__", "flower"},
+    {"cli", "__main__", "flower", "device"},
 ]
 HEIGHT = {name: height for height, row in enumerate(LAYERS) for name in row}
 # The package's own namespace holds names of nearly every layer: only the top may import from it.

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -52,7 +53,7 @@ REFUSED = [
 def refused(monkeypatch, capsys, tmp_path):
     """Runs the command in this process and returns its refusal, after a look at time and memory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * 10**9))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * 10**9))
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["everfed", *arguments])

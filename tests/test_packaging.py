@@ -57,7 +57,7 @@ def test_whatever_is_imported_is_a_dependency_or_of_an_extra():
     declared = {_normal(re.split(r"[^\w.-]", row)[0]) for row in rows}
     owners = packages_distributions()
     # Flower and pvlib bring these along; `everfed.flower` and the site's sun are of no use without them.
-    declared |= {"cryptography", "pandas", "everfed"}
+    declared |= {"cryptography", "httpx", "pandas", "everfed"}
     for path in PACKAGE.rglob("*.py"):
         for name in _imported(path):
             distributions = {_normal(owner) for owner in owners.get(name, [name])}

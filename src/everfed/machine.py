@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
-
 from everfed.errors import InputError
 
 _GROUP = Path("/sys/fs/cgroup")  # of this process, where a container or a batch system limits it
@@ -14,17 +12,23 @@ _GROUP = Path("/sys/fs/cgroup")  # of this process, where a container or a batch
 
 def cores() -> int:
     """Processor cores that this process may use: those it is bound to, where the system binds processes to some."""
+    import psutil  # here, as below: a small device draws a few random numbers, and has no use for it
+
     process = psutil.Process()
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
 def total_memory() -> int:
     """Bytes of main memory that the machine has."""
+    import psutil
+
     return int(psutil.virtual_memory().total)
 
 
 def free_memory() -> int:
     """Bytes of main memory that are available to this process."""
+    import psutil
+
     free = int(psutil.virtual_memory().available)
     try:
         most = int((_GROUP / "memory.max").read_text())

@@ -190,7 +190,8 @@ def _answer(
     client, memory = client_of(context.node_config), _memory(context, name)
     memory.enter(ask.run)
     choice = choose(client, ask, memory)
-    record = Answer(client, ask.round, *choice).to_record()
+    asking_j = context.node_config.get("asking-j", 0.0)  # which the device's runner counts
+    record = Answer(client, ask.round, *choice, asking_j=float(asking_j)).to_record()
     if is_question(message) or not choice.join:
         return Message(RecordDict({RECORD: record}), reply_to=message)
     try:

@@ -20,6 +20,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower.meters import Meter, MeterError
 from everfed.flower.node_state import Arrays, Memory
+from everfed.flower.sleep import MOST_ROUNDS
 from everfed.flower.wire import BOOKS, Ask
 from everfed.scheduling.plan import Schedule, decided
 from everfed.scheduling.policies import Clients, Decision, Energy, Policy, View
@@ -34,6 +35,7 @@ class Choice(NamedTuple):
     scale: float
     planned: int  # participations so far, this round's included
     energy: Books
+    next: int = 0  # the first round in which it is worth asking again; 0: every round
 
 
 class EnergySource(Protocol):
@@ -93,7 +95,10 @@ def planned_choice(plan: Arrays, round: int) -> Choice:
     """A round of `own_plan`."""
     books = {name: kind(value) for (name, kind), value in zip(BOOKS.items(), plan["books"][round], strict=True)}
     planned = int(np.count_nonzero(plan["join"][: round + 1]))
-    return Choice(bool(plan["join"][round]), float(plan["scale"][round]), planned, Books(**books))
+    later = np.flatnonzero(plan["join"][round + 1 :])
+    # At the latest in the last round, so that the books are whole in the end.
+    again = round + 1 + int(later[0]) if len(later) else max(len(plan["join"]) - 1, round + 1)
+    return Choice(bool(plan["join"][round]), float(plan["scale"][round]), planned, Books(**books), again)
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ class Simulated:
         schedule = own_schedule(self.fleet, policy, self.seed, client, granted)
         planned = sum(bool(schedule.step(r)[0][0]) for r in range(ask.round))
         schedule.arrive(ask.round)
+        again = ask.round + 1
         if policy.coordinated and ask.round not in granted:  # a wish, for which nothing is paid yet
             forecast = schedule.outlook.at(ask.round) if schedule.outlook else None
             view = View(ask.round, schedule.battery.affords(), schedule.battery.level, forecast)
@@ -119,7 +125,15 @@ class Simulated:
         else:
             joins, scales = schedule.decide(ask.round)
             planned += bool(joins[0])
-        return Choice(bool(joins[0]), float(scales[0]), planned, schedule.battery.books())
+        choice = Choice(bool(joins[0]), float(scales[0]), planned, schedule.battery.books(), again)
+        return choice if policy.coordinated else choice._replace(next=_next_slot(schedule, again))
+
+
+def _next_slot(schedule: Schedule, first: int) -> int:
+    """The first round from this one on in which a client takes part, as far as that is known."""
+    known = getattr(schedule.fleet.arrivals, "known_rounds", None)
+    last = first + MOST_ROUNDS if known is None else min(first + MOST_ROUNDS, known)
+    return next((round for round in range(first, last) if schedule.step(round)[0][0]), max(last, first))
 
 
 @dataclass(frozen=True)
@@ -149,19 +163,33 @@ class Measured:
         spent = int(kept.get("planned", 0))
         if kept and int(kept["round"]) == ask.round:
             join = bool(kept["join"]) and (affords or policy.energy is Energy.UNLIMITED)
-            return Choice(join, float(kept["scale"]), spent, measured_books(spent, level, self.capacity))
+            again = self._next(policy, client, ask.round + 1)
+            return Choice(join, float(kept["scale"]), spent, measured_books(spent, level, self.capacity), again)
         join, scale, state = self._step(policy, client, ask.round, level, kept)
         spent += join
         told = {"round": ask.round, "join": join, "scale": scale, "planned": spent}
         learnt = {f"policy.{k}": v for k, v in state.items() if policy.learns and isinstance(v, np.ndarray)}
         memory.save("decision", {**{k: np.array(v) for k, v in told.items()}, **learnt})
-        return Choice(join, scale, spent, measured_books(spent, level, self.capacity))
+        again = self._next(policy, client, ask.round + 1)
+        return Choice(join, scale, spent, measured_books(spent, level, self.capacity), again)
+
+    def _alone(self, client: int) -> Clients:
+        number, cycle, offset = (np.array([value]) for value in (client, self.cycle, self.offset))
+        return Clients(number, cycle, offset, self.seed, np.array([self.capacity]))
+
+    def _next(self, policy: Policy, client: int, first: int) -> int:
+        """The first round from this one on in which the client would take part, had it the energy."""
+        if policy.learns or policy.coordinated:
+            return first
+        state = policy.init(self._alone(client), first)
+        for round in range(first, first + MOST_ROUNDS):
+            joins, _, state = decided(policy, state, View(round, np.array([True]), np.array([self.capacity])))
+            if joins[0]:
+                return round
+        return first + MOST_ROUNDS
 
     def _step(self, policy: Policy, client: int, round: int, level: float, kept: Any) -> tuple[bool, float, Any]:
-        one = Clients(
-            np.array([client]), np.array([self.cycle]), np.array([self.offset]), self.seed, np.array([self.capacity])
-        )
-        state = policy.init(one, round)
+        state = policy.init(self._alone(client), round)
         if policy.learns and kept:
             state |= {k.removeprefix("policy."): v for k, v in kept.items() if k.startswith("policy.")}
             for missed in range(int(kept["round"]) + 1, round):  # rounds that passed while the device was away

@@ -40,6 +40,7 @@ class Entry:
     models_sent: int = 0
     bytes_sent: int = 0  # content of all messages, without Flower's envelopes
     bytes_received: int = 0
+    asking_j: float = 0.0  # joules that being asked has cost the devices so far, as they say
 
 
 class Ledger:
@@ -105,6 +106,7 @@ class Ledger:
             "models_sent": sum(e.models_sent for e in self.entries),
             "bytes_sent": sum(e.bytes_sent for e in self.entries),
             "bytes_received": sum(e.bytes_received for e in self.entries),
+            "asking_j": max((e.asking_j for e in self.entries), default=0.0),
         }
 
 

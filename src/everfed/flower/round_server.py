@@ -29,6 +29,7 @@ from everfed.flower.limits import RoundLimits
 from everfed.flower.mailbox import send_and_collect
 from everfed.flower.norms import NormBound
 from everfed.flower.pulling import ENVELOPES, Reply, pull
+from everfed.flower.sleep import Sleepers
 from everfed.flower.standing import Standing
 from everfed.flower.supply import Supply
 from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
@@ -86,6 +87,8 @@ class RoundServer:
         self.standing = Standing(len(fleet), self.limits)
         self.granted: list[set[int]] = [set() for _ in range(len(fleet))]
         self.energy: dict[int, Books] = {}
+        self.asking_j: Floats = np.zeros(len(fleet))  # as each client last said
+        self.sleepers = Sleepers(len(fleet), self.limits.round_s)
         self.heard: set[int] = set()  # in this round
         self.run = secrets.randbits(62)
         self.told: dict[str, Any] = {}  # to those who train, beside the model
@@ -100,12 +103,15 @@ class RoundServer:
         if self.not_before is None:
             self.ledger.rewind(round)
             until = now() + self.limits.wait_s
-            while (connected := len(self.roster.reachable(grid))) < len(self.fleet) and now() < until:
+            asleep = sum(self.sleepers.asleep(client, round) for client in range(len(self.fleet)))
+            while (connected := len(self.roster.reachable(grid))) + asleep < len(self.fleet) and now() < until:
                 time.sleep(0.5)
             log.info("%d of %d clients are connected", connected, len(self.fleet))
+            time.sleep(self.sleepers.early_s())
         else:
             time.sleep(max(0.0, self.not_before - now()))
         self.not_before = now() + self.limits.round_s
+        self.sleepers.open_round()
         self.back_to = round  # every finished round is on the disk before the next one begins
 
     def round(self, grid: Grid, round: int, params: Tensor, shapes: Shapes) -> tuple[PlanStep, list[Trained]]:
@@ -137,6 +143,7 @@ class RoundServer:
         entry = Entry(round, reachable=len(nodes), late=self._late(grid))
         self.supply.advance(round)
         self.standing.gone(set(nodes))
+        nodes = self.sleepers.awake(nodes, round, self.roster.nodes)
         self.heard = set()
         nodes = [node for node in nodes if not self._left_out(node, entry)]
         asked = self._ask(grid, nodes, entry) if self.limits.two_phase else dict.fromkeys(nodes)
@@ -176,9 +183,10 @@ class RoundServer:
             self.supply.charge(update.client)
             self.standing.right(update.client)
         for client in range(len(self.fleet)):
-            if client not in self.heard:
+            if client not in self.heard and not self.sleepers.asleep(client, entry.round):
                 entry.absent.setdefault(client, self._why_absent(client))
                 self.ledger.due[client] += bool(self.supply.due[client])
+        entry.asking_j = float(self.asking_j.sum())
         for fate, clients in (("refused", entry.refused), ("lost", entry.lost)):
             for client, why in clients.items():
                 log.warning("round %d: the update of client %d is %s: %s", entry.round, client, fate, why)
@@ -268,6 +276,8 @@ class RoundServer:
             log.warning("round %d: the answer of %s is ignored: %s", entry.round, self._named(node), why)
             return None
         self.energy[answer.client] = answer.energy
+        self.asking_j[answer.client] = answer.asking_j
+        self.sleepers.hear(node, answer)
         self.heard.add(answer.client)
         self.ledger.hear(answer.client, answer.planned)
         return answer
@@ -320,7 +330,9 @@ class RoundServer:
         client = said.client if said else self.roster.nodes.get(node)
         told = range(len(self.fleet)) if client is None else [client]
         granted = {c: frozenset(self.granted[c]) for c in told} if self.policy.coordinated else {}
-        content = RecordDict({wire.RECORD: Ask(round, self.back_to, granted, self.run).to_record(), **records})
+        ask = Ask(round, self.back_to, granted, self.run).to_record()
+        record = ConfigRecord({**ask, **self.sleepers.entries()})
+        content = RecordDict({wire.RECORD: record, **records})
         ttl = self._deadline(node, kind) * _GRACE
         return Message(content, node, self.asks_as if kind == QUERY else kind, ttl=ttl, group_id=str(round))
 
@@ -346,6 +358,8 @@ class RoundServer:
             "protocol.energy": torch.tensor(books_table(self.energy, len(self.fleet))),
             "protocol.passed": torch.tensor(self.supply.passed),
             "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
+            "protocol.asleep": torch.tensor(self.sleepers.until),
+            "protocol.next_at": torch.tensor(self.sleepers.next_at, dtype=torch.float64),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -356,6 +370,8 @@ class RoundServer:
         self.granted = [set() for _ in range(len(self.fleet))]
         for client, round in state["protocol.granted"].T.tolist():
             self.granted[client].add(round)
+        if "protocol.asleep" in state:  # which earlier versions did not save
+            self.sleepers.load(state["protocol.asleep"].cpu().numpy(), float(state["protocol.next_at"]))
         if "protocol.level" not in state:  # saved by a version that kept no more
             return
         self.ledger.due = state["protocol.due"].cpu().numpy().copy()

@@ -113,6 +113,19 @@ class Loopback:
         self._start(name, ["flower-supernode", *options])
         return name
 
+    def start_device(self, client: int, app: str, *words: str, folder: Path, python: str = sys.executable) -> str:
+        """A client's node in one process. app: module:name, in this folder; words: more options of its command;
+        python: of another environment. Returns the process's name."""
+        name = f"node-{client}"
+        options = ["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", f"{self.certificates}/ca.crt"]
+        options += ["--key", str(self.key(client)), "--client", str(client)]
+        options += ["--state-dir", str(self.folder / name / "state"), *words, app]
+        environment = self._environment(name)
+        if python != sys.executable:
+            environment.pop("PYTHONPATH", None)
+        self._start(name, [python, "-m", "everfed.device", "run", *options], cwd=folder, env=environment)
+        return name
+
     def restart_node(self, client: int, timeout_s: float = 180.0, **more: Any) -> None:
         """Start a node that was killed, again and again as a service manager would, until the server takes it.
 
@@ -225,12 +238,12 @@ class Loopback:
         """A command of this environment, with the ending that it has on Windows."""
         return shutil.which(name, path=str(self.bin)) or str(self.bin / name)
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, command: list[str], **how: Any) -> None:
         (self.folder / name).mkdir(exist_ok=True)
         with open(self.folder / name / "log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [self._program(command[0]), *command[1:]], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env=self._environment(name), start_new_session=True,
+                start_new_session=True, **{"env": self._environment(name), **how},
             )  # fmt: skip
 
     def _environment(self, name: str) -> dict[str, str]:

@@ -24,6 +24,8 @@ QUERY = "query.everfed"  # "will you train in round r?"
 TRAIN = "train"
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
+_MOST_J = 1e12  # more than a device uses in its life
+
 Vector = npt.NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]  # of the model's parameters, in the flat vector's order
 _MOST_LOSS = 1e12  # the mean over any number of clients stays finite
@@ -78,10 +80,12 @@ class Answer:
     scale: float
     planned: int  # participations up to and including this round, by the client's own schedule
     energy: Books
+    next: int = 0  # the first round in which it is worth asking again, as in `sleep`
+    asking_j: float = 0.0  # joules that being asked has cost the device so far
 
     def to_record(self) -> ConfigRecord:
-        said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned")}
-        return ConfigRecord({**said, **written(self.energy)})
+        said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned", "next")}
+        return ConfigRecord({**said, "asking-j": float(self.asking_j), **written(self.energy)})
 
     @classmethod
     def of(cls, content: RecordDict) -> Answer:
@@ -95,7 +99,11 @@ class Answer:
         if not 0.0 <= scale < math.inf:  # false for NaN as well
             raise RefusedError(f"its scale is {scale}, not a number of at least 0")
         client, round, planned = (whole(record, key) for key in ("client", "round", "planned"))
-        return cls(client, round, join, scale, planned, read_books(record))
+        again = whole(record, "next") if "next" in record else 0  # older clients do not say
+        asking_j = _number(record, "asking-j", float)
+        if not 0.0 <= asking_j <= _MOST_J:  # false for NaN as well
+            raise ValueError(f"'asking-j' of the reply is {asking_j}; it must be from 0 to {_MOST_J:g}")
+        return cls(client, round, join, scale, planned, read_books(record), again, asking_j)
 
 
 def as_record(model: Vector, shapes: Shapes) -> ArrayRecord:
