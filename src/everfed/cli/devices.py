@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 devices_app = typer.Typer(
     help="A fleet of devices on Flower: its server, keys, certificates, and checks.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
