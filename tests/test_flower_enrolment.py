@@ -23,9 +23,9 @@ import uvicorn
 
 from everfed.cli import main
 from everfed.errors import InputError
-from everfed.flower import Roster, certificates, client_app, device, exposure
+from everfed.flower import Roster, certificates, client_app, device_check, exposure
 from everfed.flower.bundle import make_bundle
-from everfed.flower.device import Device, signed
+from everfed.flower.device_check import Device, signed
 from everfed.flower.door import Door
 from everfed.flower.fleet_folder import FleetFolder
 from everfed.flower.identity import make_key, read_key, read_private_key
@@ -311,7 +311,7 @@ def test_a_bundle_is_all_that_a_device_needs(fleet, joined):
     assert f"'client=7 state-dir=\"{joined}/state\" cycle=20'" in start
     assert f"ExecStart={joined}/start.sh" in (joined / "everfed.service").read_text()
     with listening(fleet):
-        (said,) = device.check(Device.open(joined))
+        (said,) = device_check.check(Device.open(joined))
     assert "client 7 may join" in said
 
 
@@ -349,7 +349,7 @@ def as_client_8(fleet, folder):
 def test_a_device_that_cannot_join_says_why(fleet, joined, break_it, message):
     break_it(fleet, joined)
     with listening(fleet), pytest.raises(InputError, match=message):
-        device.check(Device.open(joined))
+        device_check.check(Device.open(joined))
 
 
 @pytest.mark.parametrize(("off_s", "message"), [(8.0, "8 s ahead of"), (-400.0, "400 s behind")])
@@ -365,9 +365,9 @@ def test_a_wrong_clock_is_named(fleet, joined, tmp_path, off_s, message):
 def test_a_device_takes_over_new_authorities(fleet, joined):
     certificates.begin(fleet.certificates)
     with listening(fleet):
-        assert any("2 authorities" in note for note in device.check(Device.open(joined), update=True))
+        assert any("2 authorities" in note for note in device_check.check(Device.open(joined), update=True))
         assert (joined / "ca.crt").read_bytes() == (fleet.certificates / "ca.crt").read_bytes()
-        assert len(device.check(Device.open(joined), update=True)) == 1
+        assert len(device_check.check(Device.open(joined), update=True)) == 1
 
 
 # Is the control interface open?

@@ -182,7 +182,7 @@ def check(
     update: Annotated[bool, typer.Option("--update", help="Take over new authorities from the server.")] = False,
 ) -> None:
     """On the device: can its node join? Looks at key, clock, name, certificate and disk; exits with 2 if not."""
-    from everfed.flower.device import Device, check
+    from everfed.flower.device_check import Device, check
 
     for note in check(Device.open(folder), update=update):
         _say(note)

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from everfed.flower.certificates import CA
-from everfed.flower.device import AUTHORITIES, HELLO, clock_sentence
+from everfed.flower.device_check import AUTHORITIES, HELLO, clock_sentence
 from everfed.flower.identity import Roster
 
 log = logging.getLogger("flwr.everfed")

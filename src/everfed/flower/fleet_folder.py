@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from everfed.errors import InputError, first_line
 from everfed.flower.certificates import CA, make_certificates
-from everfed.flower.device import split_address
+from everfed.flower.device_check import split_address
 from everfed.flower.identity import client_of, read_key, read_keys
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import uvicorn
 
 from everfed.errors import ClusterError, InputError
 from everfed.flower.certificates import CA_KEY, SERVER, SERVER_KEY, make_certificates
-from everfed.flower.device import split_address
+from everfed.flower.device_check import split_address
 from everfed.flower.door import Door
 from everfed.flower.fleet_folder import FleetFolder
 from everfed.studies.signals import heeding
