@@ -362,6 +362,13 @@ def test_a_wrong_clock_is_named(fleet, joined, tmp_path, off_s, message):
     assert message in done.stderr
 
 
+def test_an_expired_certificate_may_be_a_wrong_clock(fleet, joined, monkeypatch):
+    monkeypatch.setattr(certificates, "_SERVER_DAYS", -0.01)
+    certificates.issue_server(fleet.certificates)
+    with listening(fleet), pytest.raises(InputError, match="out of date, or this device's clock is wrong: it says 20"):
+        device_check.check(Device.open(joined))
+
+
 def test_a_device_takes_over_new_authorities(fleet, joined):
     certificates.begin(fleet.certificates)
     with listening(fleet):

@@ -32,6 +32,11 @@ Fleet = Annotated[Path, typer.Option("--fleet", "-f", help="The fleet's folder o
 Client = Annotated[int, typer.Argument(help="The client's number, from 0.", min=0)]
 Key = Annotated[Path | None, typer.Option("--key", help="Its public key; default: that of its bundle.")]
 _FLEET = Path("fleet")
+_STATES = {
+    "registered": "never seen",
+    "unregistered": "was removed before, and needs a new key",
+    "unknown": "not told to SuperLink yet",
+}
 
 
 class Step(StrEnum):
@@ -67,6 +72,7 @@ def init(
 def serve(
     fleet: Fleet = _FLEET,
     host: Annotated[str, typer.Option(help="The address of this machine on which devices are served.")] = "0.0.0.0",
+    most_mib: Annotated[int, typer.Option(help="The longest call of a device, in MiB.", min=6)] = 32,
 ) -> None:
     """Run the fleet's server until it is stopped: SuperLink for this machine alone, and a door for the devices.
 
@@ -74,7 +80,7 @@ def serve(
     """
     from everfed.flower.serve import serve as run
 
-    run(_open(fleet), host)
+    run(_open(fleet), host, most_mib)
 
 
 @devices_app.command("bundle")
@@ -134,7 +140,7 @@ def show(
         typer.echo(json.dumps({str(client): state for client, state in states.items()}))
     else:
         for client, state in states.items():
-            _say(f"{client:>6}  {state.replace('registered', 'never seen')}")
+            _say(f"{client:>6}  {_STATES.get(state, state)}")
 
 
 @devices_app.command("certificates")

@@ -41,7 +41,7 @@ _PATHS = {ACTIVATE} | {
         "push-object", "pull-object", "confirm-message-received",
     )
 }  # fmt: skip
-_MOST_BYTES = 32 * 2**20  # of one call; Flower cuts arrays into parts of 5 MiB
+MOST_MIB = 32
 _QUIET_S = 60.0  # between two lines about one client in the log
 _REFUSED = 2004  # Flower's number for a node that could not be activated
 
@@ -51,10 +51,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Door:
-    """An ASGI application. superlink: its address on this machine; trust: the certificate it shows there."""
+    """An ASGI application. superlink: its address on this machine; trust: the certificate it shows there.
 
-    def __init__(self, superlink: str, trust: Path, certificates: Path, keys: Path) -> None:
+    most_mib: the longest call that is passed on; Flower cuts arrays into parts of 5 MiB, but nothing else.
+    """
+
+    def __init__(self, superlink: str, trust: Path, certificates: Path, keys: Path, most_mib: int = MOST_MIB) -> None:
         self.superlink, self.certificates, self.roster = superlink, certificates, Roster.watch(keys)
+        self.most_mib = most_mib
         context = ssl.create_default_context(cafile=str(trust))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         self.client = httpx.AsyncClient(verify=context, timeout=60.0, limits=limits, trust_env=False)
@@ -65,6 +69,7 @@ class Door:
         if scope["type"] != "http":
             return
         path, headers = scope["path"], {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        length = headers.get("content-length", "")
         if (scope["method"], path) == ("GET", AUTHORITIES):
             await _answer(send, 200, (self.certificates / CA).read_bytes(), "application/x-pem-file")
         elif (scope["method"], path) == ("GET", HELLO):
@@ -72,10 +77,16 @@ class Door:
             await _answer(send, 200, json.dumps(said).encode())
         elif scope["method"] != "POST" or path not in _PATHS:
             await _answer(send, 404, b'{"detail": "Not Found"}')
-        elif (why := self.objection(headers)) is not None:
+        elif why := self.objection(headers):
             # A SuperNode that is refused with 401 ends without a word, one that cannot be activated says why.
             status = 400 if path == ACTIVATE else 401
             await _answer(send, status, json.dumps({"code": _REFUSED, "detail": why}).encode())
+        elif not length.isdecimal() or int(length) > self.most_mib * 2**20:
+            why = (
+                f"its call has {length or 'unknown'} bytes, and at most {self.most_mib} MiB are passed on (--most-mib)"
+            )
+            self.note(self.client_of(headers), why)
+            await _answer(send, 413, json.dumps({"detail": why}).encode())
         else:
             await self.pass_on(path, headers, receive, send)
 
@@ -106,19 +117,20 @@ class Door:
             except ValueError:
                 return "the time of this call is not one."
             why = clock_sentence(signed - time.time()) or ""
-        if why and time.monotonic() > self._said.get(client, 0.0) + _QUIET_S:
+        if why:
+            self.note(client, why)
+        return why or None
+
+    def note(self, client: int | None, why: str) -> None:
+        """For the server's log; who is refused every second fills no disk."""
+        if time.monotonic() > self._said.get(client, -_QUIET_S) + _QUIET_S:
             self._said[client] = time.monotonic()
             log.warning("%s is refused: %s", "a stranger" if client is None else f"client {client}", why)
-        return why or None
 
     async def pass_on(self, path: str, headers: dict[str, str], receive: Receive, send: Send) -> None:
         """A call to SuperLink and its answer, piece by piece: neither is ever held as a whole."""
         keep = {k: v for k, v in headers.items() if k in ("content-type", "accept") or k.startswith("flwr-")}
-        length = headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > _MOST_BYTES:
-            await _answer(send, 413, b'{"detail": "a call says its length, which is at most 32 MiB"}')
-            return
-        started = False
+        length, started = headers["content-length"], False
         try:
             body = _body(receive, int(length))
             call = self.client.build_request("POST", f"https://{self.superlink}{path}", content=body, headers=keep)

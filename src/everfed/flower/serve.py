@@ -25,7 +25,7 @@ import uvicorn
 from everfed.errors import ClusterError, InputError
 from everfed.flower.certificates import CA_KEY, SERVER, SERVER_KEY, make_certificates
 from everfed.flower.device_check import split_address
-from everfed.flower.door import Door
+from everfed.flower.door import MOST_MIB, Door
 from everfed.flower.fleet_folder import FleetFolder
 from everfed.studies.signals import heeding
 
@@ -35,8 +35,8 @@ _LOOK_S = 0.5  # between two looks at certificates and SuperLink
 _START_S, _END_S = 120.0, 10.0
 
 
-def serve(fleet: FleetFolder, host: str = "0.0.0.0") -> None:
-    """Until it is told to stop. host: the address of this machine that the door listens on."""
+def serve(fleet: FleetFolder, host: str = "0.0.0.0", most_mib: int = MOST_MIB) -> None:
+    """Until it is told to stop. host: the address of this machine that the door listens on; most_mib: of one call."""
     import flwr.supercore.logger  # noqa: F401 (sets up the log that everything here goes to)
 
     _, port = split_address(fleet.address)
@@ -63,7 +63,8 @@ def serve(fleet: FleetFolder, host: str = "0.0.0.0") -> None:
                 raise ClusterError("SuperLink did not start; what it wrote is above.")
             time.sleep(0.1)
         fleet.synchronise()
-        asyncio.run(_open(fleet, host, port, superlink))
+        door = Door(fleet.control, fleet.trust, fleet.certificates, fleet.keys, most_mib)
+        asyncio.run(_open(fleet, door, host, port, superlink))
         if superlink.poll() is not None:
             raise ClusterError(f"SuperLink ended with code {superlink.returncode}; what it wrote is above.")
 
@@ -86,13 +87,12 @@ def _end(number: int, frame: Any) -> NoReturn:
     raise SystemExit(0 if number == signal.SIGTERM else 128 + number)
 
 
-async def _open(fleet: FleetFolder, host: str, port: int, superlink: subprocess.Popen[bytes]) -> None:
+async def _open(fleet: FleetFolder, door: Door, host: str, port: int, superlink: subprocess.Popen[bytes]) -> None:
     """The door, until SuperLink ends or a signal comes."""
     chain = fleet.certificates / SERVER, fleet.certificates / SERVER_KEY
     config = uvicorn.Config(
-        Door(fleet.control, fleet.trust, fleet.certificates, fleet.keys), host=host, port=port, ws="none",
-        lifespan="off", access_log=False, log_config=None, server_header=False, timeout_keep_alive=60,
-        ssl_certfile=str(chain[0]), ssl_keyfile=str(chain[1]), timeout_graceful_shutdown=2,
+        door, host=host, port=port, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
+        timeout_keep_alive=60, timeout_graceful_shutdown=2, ssl_certfile=str(chain[0]), ssl_keyfile=str(chain[1]),
     )  # fmt: skip
     server = uvicorn.Server(config)
 
