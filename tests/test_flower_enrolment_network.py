@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import ssl
@@ -21,6 +22,7 @@ from everfed.flower import exposure
 from everfed.flower.bundle import make_bundle
 from everfed.flower.certificates import make_certificates
 from everfed.flower.identity import make_key
+from everfed.flower.ledger import read
 from everfed.flower.testing import Loopback, free_port
 from wrong_clock import wrong_clock
 
@@ -106,7 +108,7 @@ def test_keys_are_exchanged_and_removed_while_the_server_runs(fleet, tmp_path):
         await_(lambda client=client: fleet.processes[f"node-{client}"].poll() is not None, f"node {client} goes on")
     old = fleet.start_node(REPLACED, name="old")
     new = fleet.start_node(REPLACED, key=tmp_path / "new", name="new")
-    await_(lambda: JOINED in fleet.log(new, 10**6), fleet.log(new))
+    await_(lambda: JOINED in fleet.log(new, 10**6), "the new key is not let in")
     await_(lambda: fleet.processes[old].poll() is not None, fleet.log(old))
     assert fleet.processes[old].returncode != 0
     assert "the key of this device is not registered" in fleet.log(old)
@@ -114,6 +116,23 @@ def test_keys_are_exchanged_and_removed_while_the_server_runs(fleet, tmp_path):
     assert fleet.processes["superlink"].pid == server
     assert fleet.processes["superlink"].poll() is None
     assert fleet.processes[f"node-{STAYS}"].poll() is None
+
+
+def test_a_client_that_is_removed_is_not_asked_in_later_rounds(fleet):
+    folder = fleet.folder / "run"  # with the two clients that are online after the last test
+    changes = "method=fedavg rounds=3 fleet.clients=4 local_steps=1"
+    limits = {"wait-s": 2.0, "query-s": 60.0, "train-s": 30.0}
+    number = fleet.submit(APP, {"folder": str(folder), "keys": str(fleet.keys), "set": changes, **limits})
+    await_(lambda: read(folder), "no round ended", 200.0)
+    devices(fleet, "remove", str(REPLACED))
+    state = fleet.wait(number, 300.0, folder / "result.json")
+    assert state["status"] == "finished:completed"
+    entries = read(folder)
+    assert REPLACED not in entries[0].absent
+    assert REPLACED in entries[-1].absent
+    assert STAYS not in entries[-1].absent
+    assert entries[-1].reachable == 1
+    assert "open_control_api" not in json.loads((folder / "deployment.json").read_text())
 
 
 def shown(fleet):
