@@ -98,7 +98,7 @@ def read_keys(folder: Path) -> tuple[dict[bytes, int], list[str]]:
     wrong: list[str] = []
     for path in sorted(folder.glob("*.pub")):
         try:
-            key, client = read_key(path), client_of(path)
+            client, key = client_of(path), read_key(path)
         except InputError as error:
             wrong.append(str(error))
             continue

@@ -67,6 +67,11 @@ class Loopback:
         """The folder of the nodes' keys, private and public, named after the clients."""
         return self.folder / "keys"
 
+    @property
+    def certificates(self) -> Path:
+        """The folder with ca.crt, which nodes need."""
+        return self.fleet.certificates
+
     def key(self, client: int) -> Path:
         return self.keys / str(client)
 
@@ -95,7 +100,7 @@ class Loopback:
         if insecure:
             options.append("--insecure")
         else:
-            options += ["--root-certificates", str(self.fleet.certificates / "ca.crt")]
+            options += ["--root-certificates", str(self.certificates / "ca.crt")]
             options += ["--auth-supernode-private-key", str(key or self.key(client))]
         self._start(name, ["flower-supernode", *options])
         return name
@@ -116,6 +121,12 @@ class Loopback:
             self.kill(name)
             time.sleep(3.0)
         raise LoopbackError(f"the node of client {client} did not come back.\n{self.log(name)}")
+
+    def register(self, client: int) -> None:
+        """Let a client in that was not there when the server started; its key is made if it has none."""
+        if not self.key(client).exists():
+            make_key(self.key(client))
+        self.fleet.synchronise()
 
     def flwr(self, *words: str) -> str:
         """One `flwr` command; returns what it printed."""
