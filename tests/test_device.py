@@ -34,8 +34,9 @@ from everfed.device.session import Place
 from everfed.energy.battery import Books
 from everfed.errors import InputError
 from everfed.flower import FromFile, Measured, Simulated, client_app, remote_run
+from everfed.flower.certificates import make_certificates
 from everfed.flower.energy import MeterError
-from everfed.flower.identity import make_certificates, make_key
+from everfed.flower.identity import make_key
 from everfed.flower.node_state import Memory
 from everfed.flower.sleep import MOST_ROUNDS, Sleepers, spare_s
 from everfed.flower.wire import ARRAYS, RECORD, Answer, Ask

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import everfed as ef
 from everfed.energy.battery import Storage

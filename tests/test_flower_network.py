@@ -63,7 +63,7 @@ def story(tmp_path_factory):
         fleet.kill("node-2")
         back = threading.Thread(target=fleet.restart_node, args=(2,))
         back.start()
-        state = fleet.wait(number, 300.0, folder / "run" / "result.json")
+        state = fleet.wait(number, 600.0, folder / "run" / "result.json")
         back.join()
         alive = {name: len(fleet.members(name)) for name in fleet.processes}
     left = [pid for name in alive for pid in fleet.members(name)]
@@ -78,7 +78,7 @@ def story(tmp_path_factory):
     }
 
 
-def await_log(fleet, name, *words, timeout_s=150.0):
+def await_log(fleet, name, *words, timeout_s=400.0):
     """Until a process's log holds these words, one after the other."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:

@@ -16,7 +16,8 @@ from flwr.serverapp.strategy import Strategy
 import everfed as ef
 from everfed.errors import InputError
 from everfed.flower import EnergyStrategy, Roster, RoundLimits, client_app, remote_run
-from everfed.flower.identity import make_certificates, make_key, read_key
+from everfed.flower.certificates import make_certificates
+from everfed.flower.identity import make_key, read_key
 from everfed.flower.ledger import read
 from everfed.flower.server import stored_remote_rounds
 from everfed.methods import plan

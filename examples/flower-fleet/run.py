@@ -1,4 +1,4 @@
-"""A SuperLink and eight SuperNodes on this machine, with TLS and node authentication, train the digits.
+"""A fleet's server and eight SuperNodes on this machine, with TLS and node authentication, train the digits.
 
     python examples/flower-fleet/run.py
 
@@ -37,7 +37,7 @@ def main() -> None:
 
     run_folder = given.folder.resolve() / "run"
     with Loopback(given.folder, given.clients) as fleet:
-        print(f"starting a SuperLink and {given.clients} SuperNodes, with TLS and keys of their own")
+        print(f"starting a server and {given.clients} SuperNodes, with TLS and keys of their own")
         fleet.start()
         config = {
             "folder": str(run_folder),

@@ -2,6 +2,7 @@
 
 import atexit
 import signal
+import sys
 
 from everfed.cli.stopping import leave
 from everfed.studies.signals import heeding
@@ -11,7 +12,10 @@ def main() -> None:
     """The entry point; signals are heeded before PyTorch is imported."""
     try:
         with heeding(leave):
-            from everfed.cli.app import main as command
+            if sys.argv[1:2] == ["devices"]:  # also on a small device, where PyTorch takes long or is not there
+                from everfed.cli.devices import main as command
+            else:
+                from everfed.cli.app import main as command
 
             command()
     finally:

@@ -1,16 +1,15 @@
-"""The command: its subcommands, and the conversion of errors to messages."""
+"""The command and its subcommands."""
 
 from __future__ import annotations
 
-import io
 import sys
 from itertools import pairwise
 
 import typer
 
-from everfed.cli import bound, check, data, export, fleet, run, runs, sweep, tune
-from everfed.cli.screen import printable
-from everfed.errors import ClusterError, DivergenceError, InputError, first_line
+from everfed.cli import bound, check, data, devices, export, fleet, run, runs, sweep, tune
+from everfed.cli.spoken import spoken
+from everfed.errors import InputError
 from everfed.store import StoreError
 
 _TAKE_FOLDERS = ("runs", "report", "figure", "check", "export")
@@ -35,6 +34,7 @@ app.command("figure")(runs.make_figure)
 app.command("export")(export.export)
 app.add_typer(runs.presets_app, name="presets")
 app.add_typer(data.data_app, name="data")
+app.add_typer(devices.devices_app, name="devices")
 app.command("plan")(fleet.plan)
 app.command("audit")(fleet.audit)
 app.command("bound")(bound.bound)
@@ -58,43 +58,10 @@ def root(
 
 
 def main() -> None:
-    """The command. Bad input prints one sentence to standard error and exits with code 2."""
-    debug = "--debug" in sys.argv
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a path with characters that the terminal lacks must not end a run
-    try:
+    """The command, with all its subcommands."""
+    with spoken(StoreError):
         _refuse_empty_paths(sys.argv[1:])
         app()
-    except InputError as error:
-        if debug:
-            raise
-        print(f"everfed: {printable(str(error))}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except (ClusterError, DivergenceError, StoreError) as error:
-        if debug:
-            raise
-        print(f"everfed: {printable(str(error))}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except BrokenPipeError:  # `everfed plan | head`
-        sys.stderr.close()
-        raise SystemExit(0) from None
-    except (OSError, MemoryError) as error:  # a full disk, a folder without permission
-        if debug:
-            raise
-        place = f"'{error.filename}': " if isinstance(error, OSError) and error.filename else ""
-        said = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
-        print(f"everfed: {printable(place + said)}.", file=sys.stderr)
-        raise SystemExit(2) from None
-    except Exception as error:
-        if debug:
-            raise
-        what = f"{type(error).__name__}: {first_line(error)}"
-        print(
-            f"everfed: {printable(what)}. This is a defect of everfed or of a plugin; --debug shows where.",
-            file=sys.stderr,
-        )
-        raise SystemExit(70) from None
 
 
 def _refuse_empty_paths(given: list[str]) -> None:

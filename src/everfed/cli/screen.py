@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from everfed.cli.spoken import printable
 from everfed.errors import EverfedWarning
 from everfed.run.history import RoundRecord
 from everfed.studies import sweep
@@ -39,20 +39,6 @@ Quiet = Annotated[
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colours (like NO_COLOR=1).", rich_help_panel=PANEL)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=PANEL)]
-
-
-# Control characters but line breaks and tabs, marks that turn the direction of writing, and halves of characters, which
-# stand for bytes of a file's name that are no text.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def printable(text: str) -> str:
-    r"""The text with what a terminal would obey as escapes, such as \x1b: names come from files of others.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class _Console(Console):

@@ -21,7 +21,8 @@ from flwr.clientapp import ClientApp
 
 from everfed.arrays import Ints
 from everfed.errors import InputError
-from everfed.flower.client import EnergyMod, client_of
+from everfed.flower.client import EnergyMod
+from everfed.flower.device import client_of
 from everfed.flower.energy import EnergySource
 from everfed.flower.wire import ARRAYS, METRICS, Ask
 from everfed.random import Purpose, words
@@ -77,7 +78,7 @@ def device_app(
 
     @app.train()
     def trained(message: Message, context: Context) -> Message:
-        ask, client = Ask.of(message.content), client_of(context)
+        ask, client = Ask.of(message.content), client_of(context.node_config)
         if ask is None:
             raise InputError("the message does not say which round it is of; the server must be everfed's.")
         if client not in loaded:

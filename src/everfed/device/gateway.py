@@ -33,7 +33,7 @@ from everfed.device.app import Parameters, Work
 from everfed.device.runner import Habits, Runner
 from everfed.device.session import Place
 from everfed.errors import InputError
-from everfed.flower.energy import MeterError
+from everfed.flower.meters import MeterError
 
 log = logging.getLogger("everfed.device")
 

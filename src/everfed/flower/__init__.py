@@ -4,13 +4,13 @@ The public names are listed in __init__.pyi and loaded when they are first used:
 whether it takes part should not load what it needs for training.
 """
 
+from importlib.util import find_spec
+
 import lazy_loader
 
 from everfed.errors import MissingExtraError
 
-try:
-    import flwr  # noqa: F401
-except ImportError as error:
-    raise MissingExtraError("everfed.flower needs Flower; install it with: pip install 'everfed[flower]'.") from error
+if find_spec("flwr") is None:  # not imported here: that takes half a second, which a device's check need not wait
+    raise MissingExtraError("everfed.flower needs Flower; install it with: pip install 'everfed[flower]'.")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

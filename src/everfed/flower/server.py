@@ -22,6 +22,7 @@ from everfed.data.federated import FederatedData
 from everfed.errors import InputError
 from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.client import load_experiment
+from everfed.flower.exposure import warn_if_open
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
 from everfed.flower.ledger import Ledger
@@ -87,6 +88,7 @@ def server_app(
         known = data if sizes is None else sized(sizes, test, task=chosen.task, classes=classes)
         _await_folder(folder, limits.wait_s)
         summary: dict[str, Any] = {}
+        opened = {"open_control_api": found} if (found := warn_if_open()) else {}
         for record, ledger in stored_remote_rounds(
             chosen, grid, folder, data=known, limits=limits, roster=roster, late_joiners=late
         ):
@@ -99,7 +101,7 @@ def server_app(
             summary = ledger.summary()
             if chosen.asynchronous:
                 summary = {name: value for name, value in summary.items() if name not in _OF_ROUNDS}
-            write_atomically(folder / "deployment.json", json.dumps(summary, indent=1) + "\n")
+            write_atomically(folder / "deployment.json", json.dumps({**summary, **opened}, indent=1) + "\n")
         if chosen.asynchronous and summary:
             log.info("%(lost)d of %(planned)d works were lost and %(refused)d refused", summary)
         elif summary:

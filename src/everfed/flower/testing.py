@@ -23,9 +23,9 @@ from typing import Any, Self
 
 import psutil
 
-from everfed.flower.identity import make_certificates, make_key
+from everfed.flower.fleet_folder import CONNECTION, FleetFolder
+from everfed.flower.identity import make_key
 
-_CONNECTION = "fleet"
 _POLL_S = 0.5
 _END_S = 5.0
 _WHOLE = 10**8  # characters of a log
@@ -37,31 +37,26 @@ class LoopbackError(RuntimeError):
 
 
 class Loopback:
-    """A SuperLink and its SuperNodes on 127.0.0.1, with TLS and node authentication.
+    """A fleet's server and its SuperNodes on 127.0.0.1, with TLS and node authentication.
+
+    As in the field, SuperLink has an address of its own, and nodes come in by the door.
 
     folder: keys, certificates, logs and each node's own folder are kept there.
     """
 
     def __init__(self, folder: Path, clients: int) -> None:
         self.folder, self.clients = folder.resolve(), clients
-        self.certificates = self.folder / "certificates"
-        self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.bin = Path(sys.executable).parent
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        home = self.folder / "home"
-        home.mkdir(exist_ok=True)
-        make_certificates(self.certificates, ["127.0.0.1", "localhost"])
+        (self.folder / "fleet.toml").unlink(missing_ok=True)  # ports may be taken by now
+        self.port = free_port()
+        self.fleet = FleetFolder.make(self.folder, f"127.0.0.1:{self.port}", ["localhost"], free_port())
         for client in range(self.clients):
             if not self.key(client).exists():
                 make_key(self.key(client))
-        (home / "config.toml").write_text(
-            f'[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{self.certificates.as_posix()}/ca.crt"\n',
-            encoding="utf-8",
-        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,6 +67,11 @@ class Loopback:
         """The folder of the nodes' keys, private and public, named after the clients."""
         return self.folder / "keys"
 
+    @property
+    def certificates(self) -> Path:
+        """The folder with ca.crt, which nodes need."""
+        return self.fleet.certificates
+
     def key(self, client: int) -> Path:
         return self.keys / str(client)
 
@@ -79,19 +79,11 @@ class Loopback:
         """The server, then every client's node."""
         self.start_server()
         for client in range(self.clients):
-            self.register(client)
-        for client in range(self.clients):
             self.start_node(client)
 
     def start_server(self) -> None:
-        made = self.certificates
-        options = [
-            "--port", str(self.port), "--disable-runtime-dependency-installation",
-            "--ssl-certfile", f"{made}/server.pem", "--ssl-keyfile", f"{made}/server.key",
-            "--ssl-ca-certfile", f"{made}/ca.crt", "--enable-supernode-auth",
-            "--database", f"{self.folder}/superlink.db",
-        ]  # fmt: skip
-        self._start("superlink", ["flower-superlink", *options])
+        """With all keys that there are by now."""
+        self._start("superlink", [sys.executable, "-m", "everfed.flower.serve", str(self.folder), "127.0.0.1"])
         self._await_port("superlink", self.port)
 
     def start_node(
@@ -108,7 +100,7 @@ class Loopback:
         if insecure:
             options.append("--insecure")
         else:
-            options += ["--root-certificates", f"{self.certificates}/ca.crt"]
+            options += ["--root-certificates", str(self.certificates / "ca.crt")]
             options += ["--auth-supernode-private-key", str(key or self.key(client))]
         self._start(name, ["flower-supernode", *options])
         return name
@@ -144,19 +136,20 @@ class Loopback:
         raise LoopbackError(f"the node of client {client} did not come back.\n{self.log(name)}")
 
     def register(self, client: int) -> None:
-        """Tell the server that this client's key is known."""
-        try:
-            self.flwr("supernode", "register", f"{self.key(client)}.pub", _CONNECTION)
-        except LoopbackError as error:
-            if "already" not in str(error):  # the server remembers keys from its last start
-                raise
+        """Let a client in that was not there when the server started; its key is made if it has none."""
+        if not self.key(client).exists():
+            make_key(self.key(client))
+        self.fleet.synchronise()
 
     def flwr(self, *words: str) -> str:
         """One `flwr` command; returns what it printed."""
         done = subprocess.run(
-            [self._program("flwr"), *words], env=self._environment("home"), capture_output=True, encoding="utf-8",
+            [self._program("flwr"), *words],
+            env=self._environment(self.fleet.home.name),
+            capture_output=True,
+            encoding="utf-8",
             timeout=120,
-        )  # fmt: skip
+        )
         if done.returncode:
             raise LoopbackError(f"flwr {' '.join(words[:2])} failed: {(done.stdout + done.stderr).strip()[-500:]}")
         return done.stdout
@@ -164,12 +157,12 @@ class Loopback:
     def submit(self, app: Path, config: Mapping[str, Any]) -> int:
         """Start a run of an app; returns its number."""
         settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        printed = self.flwr("run", str(app), _CONNECTION, "--run-config", settings, "--format", "json")
+        printed = self.flwr("run", str(app), CONNECTION, "--run-config", settings, "--format", "json")
         return int(json.loads(printed[printed.index("{") :])["run-id"])
 
     def look(self, run: int) -> dict[str, Any]:
         """What Flower says of a run: its status, and the bytes it moved."""
-        printed = self.flwr("list", _CONNECTION, "--run-id", str(run), "--format", "json")
+        printed = self.flwr("list", CONNECTION, "--run-id", str(run), "--format", "json")
         found: dict[str, Any] = json.loads(printed[printed.index("{") :])["runs"][0]
         return found
 
