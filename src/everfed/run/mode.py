@@ -7,6 +7,7 @@ from typing import Any
 
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.learning.attacks import NoAttack
 from everfed.learning.compress import Whole
 from everfed.run.experiment import Experiment
 from everfed.server.arrivals import Area
@@ -20,6 +21,11 @@ def check_mode(experiment: Experiment) -> None:
         raise InputError(
             f"compression is {experiment.compression}, but AREA sends the difference of two models, and what one "
             "message rounds off would stay off for ever; remove it, or use renewal."
+        )
+    if rule and not isinstance(experiment.attack, NoAttack):
+        raise InputError(
+            f"attack is {experiment.attack}, but attackers are simulated in rounds, and these clients have none; "
+            "remove it, or choose a method of rounds, such as algorithm1."
         )
 
 
