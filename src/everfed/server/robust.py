@@ -245,7 +245,8 @@ registry.table("robust", DEFENCES, Defence)
 
 def _lengths(updates: Tensor) -> Tensor:
     """In float64: the square of a large float32 is no float32."""
-    return torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    lengths: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    return lengths
 
 
 def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
