@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import everfed as ef
+from everfed.auditing.audit import audit
+from everfed.energy.fleet import Fleet
 from everfed.learning.attacks import ATTACKS, NoAttack, SignFlip, attacked
 from everfed.learning.task import PlainTrained
+from everfed.report.page import page
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
@@ -22,6 +25,8 @@ from everfed.server.guarded import guarded
 from everfed.server.last_updates import LastUpdates
 from everfed.server.robust import DEFENCES, GeometricMedian, Krum, LearntClip, MultiKrum, NoDefence, TrimmedMean
 from everfed.server.rules import Normalized, Sum, Truncated
+from everfed.store.runner import stored_rounds
+from everfed.theory.coverage import check_honest
 
 CPU = torch.device("cpu")
 GUARDS = {name: kind() for name, kind in DEFENCES.items() if kind is not NoDefence}
@@ -365,3 +370,85 @@ def test_options_are_held_to_their_ranges():
         Krum(attackers=0.5)
     with pytest.raises(ef.InputError, match=re.escape("clients[0]")):
         SignFlip(clients=(-1,))
+
+
+# -- audits, bounds, reports, networks -------------------------------------------------------------
+
+PAPER = Fleet.from_cycles([1, 5, 10, 20] * 2)
+
+
+class TestAudit:
+    def test_a_defence_is_never_called_unbiased(self):
+        for name, defence in GUARDS.items():
+            found = audit(PAPER, "algorithm1", rounds=40, seeds=5, robust=defence)
+            assert "unbiased over the run" not in found.verdict, name
+            assert found.over_the_run is found.in_every_round is found.mean_weight is None
+            assert type(defence).__name__ in found.verdict
+
+    def test_a_median_pulls_to_whoever_has_most_of_the_rounds_weight(self):
+        found = audit(PAPER, "algorithm1", rounds=200, seeds=10, robust=GUARDS["median"]).defended
+        assert found.biased
+        assert found.common == pytest.approx(1.0, abs=0.05)
+        assert found.by_group["E=1"] < 0.7
+        assert all(value == pytest.approx(1.0, abs=0.2) for value in found.plain.values())
+
+    def test_a_median_of_a_majority_leaves_nothing_of_the_minority(self):
+        """Five of one group and three of another, all in every round: the exact value is 0 and 8/5."""
+        fleet = Fleet.from_cycles([1, 1, 1, 1, 1, 2, 2, 2])
+        found = audit(fleet, "fedavg", rounds=10, seeds=5, robust=GUARDS["median"]).defended
+        assert found.by_group == pytest.approx({"E=1": 8 / 5, "E=2": 0.0})
+        assert (found.common, found.band) == pytest.approx((1.0, 0.0))
+
+    def test_a_clip_that_cuts_nothing_is_still_no_promise(self):
+        found = audit(PAPER, "algorithm1", rounds=40, seeds=5, robust=LearntClip(1e6))
+        assert not found.defended.biased
+        assert found.verdict.startswith("not unbiased in general")
+
+    def test_attackers_are_told_with_their_weight(self):
+        found = audit(PAPER, "fedavg", rounds=20, seeds=5, attack=SignFlip((3, 7)))
+        assert found.verdict.startswith("unbiased over the run")
+        assert "The run has attackers: client 3, 7, with 25.0% of the data" in found.verdict
+        assert found.defended.attacked["common"] == pytest.approx(0.5)  # six for, two against
+        assert found.defended.most == pytest.approx(0.25)
+        assert found.to_dict()["defended"]["attackers"] == (3, 7)
+
+    def test_what_cannot_be_run_is_not_audited_either(self):
+        with pytest.raises(ef.InputError, match="does more with them"):
+            audit(PAPER, "ht-varp", rounds=20, seeds=5, robust=GUARDS["median"])
+
+    @pytest.mark.parametrize("cycles", [[4] * 5, [4], list(range(1, 13))], ids=["one", "alone", "many"])
+    def test_fleets_of_one_energy_group_and_of_many(self, cycles):
+        found = audit(Fleet.from_cycles(cycles), "algorithm1", rounds=24, seeds=5, robust=GUARDS["median"])
+        assert found.defended.by_group
+
+
+def test_no_theorem_covers_a_defence_or_attackers():
+    with pytest.raises(ef.InputError, match="LearntClip makes the server's step biased"):
+        check_honest(LearntClip(), NoAttack())
+    with pytest.raises(ef.InputError, match="SignFlip"):
+        check_honest(NoDefence(), SignFlip((1,)))
+    check_honest(NoDefence(), NoAttack())
+
+
+def test_a_report_says_that_runs_were_attacked(tmp_path):
+    attacked_run = replace(SMALL, attack=SignFlip((1,)), robust=GUARDS["median"])
+    for _ in stored_rounds(attacked_run, tmp_path / "run"):
+        pass
+    said = page([ef.open_run(tmp_path / "run")], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "the run has attackers, client 1 (sign-flip); the server's defence: median" in said
+    assert "biased by the defence CoordinateMedian" in said
+
+
+@pytest.mark.parametrize("name", ["median", "clip"])
+def test_a_flower_server_has_the_same_defences(name):
+    pytest.importorskip("flwr")
+    from flower_grid import SHORT, run
+
+    experiment = replace(SHORT, robust=GUARDS[name])
+    made, records, _ = run(experiment)
+    simulated = start(experiment)
+    list(simulated)
+    assert len(records) == 2
+    torch.testing.assert_close(made.server.params, simulated.server.params, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ef.InputError, match="these clients are real"):
+        run(replace(experiment, attack=SignFlip((1,))))

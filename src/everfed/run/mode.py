@@ -31,8 +31,9 @@ def check_mode(experiment: Experiment) -> None:
 
 def for_audit(experiment: Experiment, fleet: Fleet) -> dict[str, Any]:
     """What an audit must know of how the clients of an experiment work. fleet: the experiment's, or a part of it."""
+    check_mode(experiment)
     if not experiment.asynchronous:
-        return {"mode": experiment.mode}
+        return {"mode": experiment.mode, "robust": experiment.robust, "attack": experiment.attack}
     work = replace(experiment.work, duration=None)  # which is in the pace
     return {
         "mode": experiment.mode, "work": work, "local_steps": experiment.local_steps,

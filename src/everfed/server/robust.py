@@ -193,7 +193,7 @@ class LearntClip(Checked):
     these rounds do not set it, and rare clients, whose lengths are the greatest, are not the exception by definition.
     """
 
-    factor: Positive = 2.0
+    factor: Positive = 4.0
     window: Count = 40  # rounds; two of the longest cycles see everybody
 
     def start(self) -> Guard:
