@@ -33,7 +33,7 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
             part = fleet.part(clients) if len(clients) < len(fleet) else fleet
-            if part is not fleet:  # attackers are named by their numbers in the whole
+            if part is not fleet and not isinstance(experiment.attack, NoAttack | Live):  # numbers are of the whole
                 experiment = replace(experiment, attack=NoAttack())
             chosen = (experiment.policy, experiment.server, experiment.robust, experiment.attack)
             live = [p.name for p in chosen if isinstance(p, Live)]
