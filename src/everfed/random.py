@@ -58,6 +58,7 @@ class Purpose(IntEnum):
     SAMPLES = 14  # samples that are made up
     VALIDATION = 15  # which samples are held out of training
     DURATION = 16  # how long a client's work takes, where that varies
+    ATTACK = 17  # what an attacker sends in the place of its update
 
 
 def check_seed(seed: int, name: str = "the seed") -> None:

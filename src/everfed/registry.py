@@ -27,6 +27,7 @@ T = TypeVar("T")
 # The module that builds each word's table. It is imported when something is registered under the word.
 _HOMES = {
     "arrivals": "everfed.energy.arrivals",
+    "attack": "everfed.learning.attacks",
     "augment": "everfed.data.augment",
     "client": "everfed.learning.optim",
     "compression": "everfed.learning.compress",
@@ -37,6 +38,7 @@ _HOMES = {
     "metrics": "everfed.learning.measures",
     "model": "everfed.learning.models",
     "policy": "everfed.scheduling.table",
+    "robust": "everfed.server.robust",
     "schedule": "everfed.learning.optim",
     "server": "everfed.server.table",
     "server_optimizer": "everfed.server.optimizers",

@@ -16,6 +16,7 @@ import numpy as np
 from everfed.arrays import Floats
 from everfed.auditing import judge
 from everfed.auditing.asynchronous import AsynchronousAudit, audit_arrivals
+from everfed.auditing.defended import Defended, attack_words, defended_words, measure
 from everfed.auditing.exact import Exact, exactly
 from everfed.auditing.judge import Judgement
 from everfed.auditing.limit import Limit, limit
@@ -27,6 +28,7 @@ from everfed.checks import Count, check_shares, checked
 from everfed.energy.fleet import Fleet
 from everfed.energy.work import Pace, Work, pace_of
 from everfed.errors import InputError, warn
+from everfed.learning.attacks import Attack, NoAttack, check_attack
 from everfed.machine import check_memory
 from everfed.methods import Method, as_method
 from everfed.random import check_seed
@@ -36,6 +38,7 @@ from everfed.scheduling.policies import Energy, Policy
 from everfed.server.control import Scaffold
 from everfed.server.last_updates import LastUpdates, Mifa
 from everfed.server.mode import arrival_rule
+from everfed.server.robust import Defence, NoDefence
 from everfed.server.rules import ServerRule, Sum
 
 # Rows (seeds x clients) stepped at once; bounds the memory for large fleets.
@@ -57,6 +60,7 @@ class Audit(Figures):
     seeds: int = 0
     variance: Variance | None = None  # of a round's update; None if the server uses stored updates too
     limit: Limit | None = None  # lower bound for unbiased schedules
+    defended: Defended | None = None  # what a defence and attackers do to the mean update, if there are any
 
     def distance(self) -> str | None:
         """The schedule's variance relative to the lower bound for unbiased schedules, in words."""
@@ -90,6 +94,8 @@ def audit(
     work: Work | None = None,
     local_steps: int = 5,
     pace: Pace | None = None,
+    robust: Defence | None = None,
+    attack: Attack | None = None,
 ) -> Audit | AsynchronousAudit:
     """Measure a method on a fleet over many runs of `rounds` rounds, and compute exact values if known.
 
@@ -102,6 +108,8 @@ def audit(
         rule has it. The result is then an `AsynchronousAudit`, in which a round is a step of the energy process.
     work, local_steps, pace: of asynchronous clients, as an experiment has them; pace: of devices, from
         `DeviceFleet.pace`.
+    robust, attack: the server's defence and the simulated attackers, as an experiment has them. With a defence, weights
+        no longer tell how much a client counts; the result has `defended` instead.
     """
     checked("fleet", fleet, Fleet)
     chosen = as_method(method, server)
@@ -145,8 +153,17 @@ def audit(
     independent = are_independent(policy) and (rule is None or not rule.normalizes)
     single = judge.in_every_round(tally, exact, independent)
     reason = _why_not_by_weights(server, overall, single)
+    robust = None if isinstance(robust, NoDefence) else robust
+    attack = None if isinstance(attack, NoAttack) else attack
+    remark = ""
+    if robust or attack:
+        check_attack(attack or NoAttack(), len(fleet))
+        seen = measure(fleet, policy, server, p, rounds, numbers, robust, attack)
+        reason = defended_words(seen, robust) if robust else reason
+        remark = f" {attack_words(seen)}" if attack else ""
+        shared["defended"] = seen
     if reason:
-        known, words = _without_weights(exact.figures), unjudged(reason, tally)
+        known, words = _without_weights(exact.figures), unjudged(reason, tally) + remark
         return Audit(**vars(_without_weights(found)), **shared, exact=known, verdict=words)
     spread = variance(fleet, policy, p, rounds, vectors, rule, tally.update_variance())
     if exact.figures.mean_weight is None:
@@ -159,7 +176,7 @@ def audit(
         exact=exact.figures,
         over_the_run=overall,
         in_every_round=single,
-        verdict=verdict(tally, exact.figures.mean_weight, weight, found.violations, overall, single),
+        verdict=verdict(tally, exact.figures.mean_weight, weight, found.violations, overall, single) + remark,
         variance=None if server.remembers else spread,
     )
 
@@ -218,7 +235,7 @@ def _plain(value: Any) -> Any:
     """Convert to a value that JSON can represent."""
     if isinstance(value, np.ndarray):
         return [_plain(v) for v in value.tolist()]
-    if isinstance(value, Figures | Judgement | Limit):
+    if isinstance(value, Figures | Judgement | Limit | Defended):
         return {name: _plain(v) for name, v in vars(value).items()}
     if isinstance(value, dict):
         return {key: _plain(v) for key, v in value.items()}

@@ -15,7 +15,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.run import config
 from everfed.theory import CONSTANTS, PROVEN, Bound, bound as theorem
-from everfed.theory.coverage import check_training, participation
+from everfed.theory.coverage import check_honest, check_training, participation
 
 _PROBLEM = "Problem"
 _FLAGS = ("--method", "--clients", "--cycles", "--offsets", "--arrivals", "--capacity", "--rounds", "--local-steps")
@@ -68,6 +68,7 @@ def bound(
     experiment = config.from_dict(raw)
     fleet = experiment.make_fleet()
     check_training(experiment.client, experiment.gradients, experiment.compression, experiment.server_optimizer)
+    check_honest(experiment.robust, experiment.attack)
     kind = participation(experiment.policy, experiment.server, fleet)
     parts = _dealt(shares, "--shares", len(fleet))
     if not parts.sum() > 0:

@@ -166,6 +166,8 @@ def remote_run(
         raise InputError("validation and data are both given; leave validation at 0 and put its samples into data.")
     if data is not None and experiment.early_stopping.part:
         raise InputError("early_stopping holds samples out of the experiment's own data, and data are given beside it.")
+    if experiment.attack.clients:
+        raise InputError(f"attack is {experiment.attack}, which is simulated, but these clients are real; remove it.")
     setup = Setup(experiment, data)
     server = setup.server(on_divergence="skip")
     refuse_what_is_not_sent(server)

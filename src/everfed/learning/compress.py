@@ -68,7 +68,7 @@ class _Quantising(Checked):
         return min(self.bucket / levels**2, math.sqrt(self.bucket) / levels)
 
     def compress(self, deltas: Tensor, bits: Tensor, clients: Tensor, round: int | Tensor, seed: int) -> Tensor:
-        return _quantised(deltas, bits, self.bucket, _uniform(deltas, clients, round, seed))
+        return _quantised(deltas, bits, self.bucket, uniform(deltas, clients, round, seed))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class RandK(Checked):
         if self.keep == 1.0:
             return deltas
         # A number that is not finite stays so, wherever it lies: such an update must be noticed.
-        kept = (_uniform(deltas, clients, round, seed) < self.keep) | ~torch.isfinite(deltas)
+        kept = (uniform(deltas, clients, round, seed) < self.keep) | ~torch.isfinite(deltas)
         return torch.where(kept, deltas / self.keep, 0.0)
 
 
@@ -160,12 +160,14 @@ def _quantised(deltas: Tensor, bits: Tensor, bucket: int, chance: Tensor) -> Ten
     return torch.where((bits >= FULL)[:, None], deltas, read)
 
 
-def _uniform(like: Tensor, clients: Tensor, round: int | Tensor, seed: int) -> Tensor:
+def uniform(
+    like: Tensor, clients: Tensor, round: int | Tensor, seed: int, purpose: Purpose = Purpose.COMPRESS
+) -> Tensor:
     """A number in [0, 1) for each of an update's numbers, from (seed, client, round, place)."""
     size = like.shape[1]
     block = torch.arange((size + 3) // 4, device=like.device)[None, :]
     when = round[:, None] if isinstance(round, Tensor) else torch.full_like(block, round)
     counter = torch.broadcast_tensors(when, block, clients[:, None])
-    words = philox((*counter, int(Purpose.COMPRESS)), (seed & 0xFFFFFFFF, seed >> 32))
+    words = philox((*counter, int(purpose)), (seed & 0xFFFFFFFF, seed >> 32))
     # 24 bits are what a float32 holds: more would round up to 1.
     return (torch.stack(words, dim=-1).flatten(1)[:, :size] >> 8).to(torch.float32) / 2.0**24

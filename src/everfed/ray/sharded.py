@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from everfed.errors import InputError
+from everfed.learning.attacks import NoAttack
 from everfed.learning.compress import Whole
 from everfed.ray.cluster import Cluster, ray
 from everfed.ray.parcel import packed
@@ -17,8 +18,8 @@ from everfed.ray.trainer import STATE_PLACES, ShardedTrainer
 from everfed.ray.worker import actor
 from everfed.run.experiment import Experiment
 from everfed.run.loop import Run
-from everfed.run.rounds import LocalRounds
 from everfed.run.setup import Setup, resolve_device
+from everfed.server.robust import NoDefence
 
 
 def on_driver(experiment: Experiment, on_gpu: bool) -> Experiment:
@@ -75,10 +76,13 @@ def sharded(
             pool,
             len(setup.data),
             state=state if keeps else None,
-            whole=experiment.server.remembers or not isinstance(experiment.compression, Whole),
+            whole=experiment.server.remembers
+            or not isinstance(experiment.compression, Whole)
+            or not isinstance(experiment.robust, NoDefence)
+            or not isinstance(experiment.attack, NoAttack),
             seed=experiment.seed,
         )
         looked_ahead = setup.look_ahead(server.rule.waits)
-        yield Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator(), looked_ahead=looked_ahead)
+        yield Run(setup, setup.local_rounds(trainer), server, setup.evaluator(), looked_ahead=looked_ahead)
     finally:
         pool.close()

@@ -10,6 +10,7 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import some
 from everfed.report.distinct import Distinct
 from everfed.report.lines import FleetKey, Line, fleet_key
+from everfed.run.experiment import kind_of
 from everfed.run.live import Live
 from everfed.scheduling.silent import never_trained
 from everfed.store.reading import StoredRun
@@ -17,7 +18,18 @@ from everfed.store.reading import StoredRun
 
 def notes(known: Distinct, drawn: Sequence[Line]) -> list[str]:
     """Sentences about these lines, which were made of these runs."""
-    return [*known.notes, *_empty(known.runs), *_mixed(drawn), *silences((line.label, line.runs) for line in drawn)]
+    silent = silences((line.label, line.runs) for line in drawn)
+    return [*known.notes, *_empty(known.runs), *_mixed(drawn), *attacks(drawn), *silent]
+
+
+def attacks(drawn: Sequence[Line]) -> list[str]:
+    """One sentence for each line whose runs have simulated attackers."""
+    found = [(line.label, line.experiment) for line in drawn if getattr(line.experiment.attack, "clients", ())]
+    return [
+        f"{label}: the run has attackers, client {some(e.attack.clients)} ({kind_of(e.attack)}); the server's defence: "
+        f"{kind_of(e.robust)}."
+        for label, e in found
+    ]
 
 
 def _empty(runs: Sequence[StoredRun]) -> list[str]:

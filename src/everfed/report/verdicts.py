@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from everfed.auditing.audit import audit
 from everfed.errors import EverfedWarning
+from everfed.learning.attacks import NoAttack
 from everfed.methods import Method
 from everfed.report.lines import Line, fleet_key
 from everfed.report.raster import sample
@@ -25,12 +27,16 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
         experiment = line.experiment
         rounds = min(experiment.rounds, _MOST_ROUNDS)
         how = (experiment.mode, experiment.work, experiment.local_steps if experiment.asynchronous else None)
-        key = (fleet_key(experiment), experiment.policy, experiment.server, rounds, how)
+        defence = (experiment.robust, experiment.attack)
+        key = (fleet_key(experiment), experiment.policy, experiment.server, rounds, how, *defence)
         if key not in known:
             fleet = experiment.make_fleet()
             clients = sample(fleet, MOST_CLIENTS)
             part = fleet.part(clients) if len(clients) < len(fleet) else fleet
-            live = [p.name for p in (experiment.policy, experiment.server) if isinstance(p, Live)]
+            if part is not fleet and not isinstance(experiment.attack, NoAttack | Live):  # numbers are of the whole
+                experiment = replace(experiment, attack=NoAttack())
+            chosen = (experiment.policy, experiment.server, experiment.robust, experiment.attack)
+            live = [p.name for p in chosen if isinstance(p, Live)]
             if live:
                 verdict = (
                     f"not audited: '{live[0]}' is not a registered kind, and the run folder contains only its name."

@@ -29,6 +29,7 @@ from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, TASKS, classe
 from everfed.energy.fleet import Fleet
 from everfed.energy.work import Pace, Work, pace_of
 from everfed.errors import InputError, unknown
+from everfed.learning.attacks import ATTACKS, Attack, NoAttack
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
 from everfed.learning.hooks import check_travels
@@ -47,6 +48,7 @@ from everfed.run.live import Live
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
 from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
+from everfed.server.robust import DEFENCES, Defence, NoDefence
 from everfed.server.rules import ServerRule, Sum
 from everfed.server.table import SERVER_RULES
 
@@ -64,6 +66,8 @@ TABLES: dict[Any, dict[str, type[Any]]] = {
     Compressor: COMPRESSORS,
     Schedule: SCHEDULES,
     Augment: AUGMENTS,
+    Defence: DEFENCES,
+    Attack: ATTACKS,
 }
 
 # A part may be an instance of a registered kind, its name, or a live object.
@@ -128,6 +132,10 @@ class Experiment(Checked):
     mode: Annotated[str, ("auto", "synchronous", "asynchronous")] = _later("auto")
     # How long the work of asynchronous clients takes, and what becomes of it when energy runs out.
     work: Work = _later(Work())
+    # What the server puts in the place of the sum of updates, so that attackers cannot steer it.
+    robust: Defence = _later(NoDefence())
+    # Clients that send something else than their update, in a simulation.
+    attack: Attack = _later(NoAttack())
     # A scalar function of (outputs, targets). None: the task's own, cross entropy or squared error.
     loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
     # Names or functions of (outputs, targets), computed at every evaluation in addition to loss and accuracy.

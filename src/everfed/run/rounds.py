@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from everfed.arrays import part_of
+from everfed.learning.attacks import Attack, attacked
 from everfed.learning.task import Check, Trained, Trainer
 from everfed.scheduling.plan import PlanStep, Schedule
 
@@ -52,14 +53,18 @@ class Rounds(Protocol):
 
 
 class LocalRounds:
-    """A schedule chooses the participants, and a trainer trains them."""
+    """A schedule chooses the participants, and a trainer trains them; attackers among them send something else.
 
-    def __init__(self, schedule: Schedule, trainer: Trainer) -> None:
-        self.schedule, self.trainer = schedule, trainer
+    seed: of what attackers draw.
+    """
+
+    def __init__(self, schedule: Schedule, trainer: Trainer, attack: Attack | None = None, seed: int = 0) -> None:
+        self.schedule, self.trainer, self.attack, self.seed = schedule, trainer, attack, seed
 
     def next(self, round: int, params: Tensor) -> tuple[PlanStep, Iterable[Trained]]:
         step = self.schedule.plan_round(round)
-        return step, self.trainer.train(params, step.clients, round)
+        results = self.trainer.train(params, step.clients, round)
+        return step, attacked(results, self.attack, round, self.seed) if self.attack else results
 
     def training(self) -> Training:
         trainer = self.trainer

@@ -20,6 +20,7 @@ from everfed.data.plain import Pair
 from everfed.data.targets import REGRESSION, TASKS
 from everfed.errors import InputError, first_line, some, warn
 from everfed.learning import models, trial
+from everfed.learning.attacks import NoAttack, check_attack
 from everfed.learning.calling import outputs_of
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.gradients import GradientRule
@@ -34,6 +35,7 @@ from everfed.run.early_stopping import Watch
 from everfed.run.experiment import Experiment
 from everfed.run.live import refuse_absent
 from everfed.run.mode import check_mode
+from everfed.run.rounds import LocalRounds
 from everfed.scheduling.plan import Schedule, check_horizon
 from everfed.scheduling.silent import warn_of_silent
 from everfed.scheduling.timeline import Timeline
@@ -54,6 +56,7 @@ class Setup:
         self.device = resolve_device(experiment.device)
         set_precision(experiment.precision, self.device)
         self.fleet = experiment.make_fleet()
+        check_attack(experiment.attack, len(self.fleet))
         self.data, self.held = experiment.make_parts(self.fleet) if data is None else (data, None)
         if len(self.data) != len(self.fleet):
             raise InputError(
@@ -84,7 +87,7 @@ class Setup:
             self.layout.flatten(self.module),
         )  # fmt: skip
         rule = arrival_rule(e.policy, e.server, e.mode, e.work) or e.server
-        return Server(rule, e.server_optimizer, setting, on_divergence)
+        return Server(rule, e.server_optimizer, setting, on_divergence, e.robust)
 
     def trainer(
         self,
@@ -107,6 +110,12 @@ class Setup:
 
     def schedule(self) -> Schedule:
         return Schedule(self.fleet, self.experiment.policy, self.experiment.seeds.schedule)
+
+    def local_rounds(self, trainer: Trainer) -> LocalRounds:
+        """Rounds of simulated clients, attackers among them."""
+        e = self.experiment
+        attack = None if isinstance(e.attack, NoAttack) else e.attack
+        return LocalRounds(self.schedule(), trainer, attack, e.seeds.batch)
 
     def timeline(self) -> Timeline:
         """Of asynchronous clients."""

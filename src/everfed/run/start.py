@@ -8,7 +8,6 @@ from everfed.run.asynchronous import Airborne, AsynchronousRun
 from everfed.run.experiment import Experiment
 from everfed.run.flight import Flight
 from everfed.run.loop import Run
-from everfed.run.rounds import LocalRounds
 from everfed.run.setup import Setup
 from everfed.server.step import Server
 
@@ -35,7 +34,7 @@ def start(
         return _asynchronous(setup, server, memory_budget)
     trainer = setup.trainer(server.rule.gradients, server.rule.starts, memory_budget)
     looked_ahead = setup.look_ahead(server.rule.waits, strict_horizon)
-    return Run(setup, LocalRounds(setup.schedule(), trainer), server, setup.evaluator(), looked_ahead, memory_budget)
+    return Run(setup, setup.local_rounds(trainer), server, setup.evaluator(), looked_ahead, memory_budget)
 
 
 def _asynchronous(setup: Setup, server: Server, memory_budget: int) -> AsynchronousRun:

@@ -48,7 +48,7 @@ class LastUpdates(KeepingRule):
     place: Place = "device"
 
     def start(self, setting: Setting) -> Aggregator:
-        return _StandingIn(self, setting, self.place)
+        return StandingIn(self, setting, self.place)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _Remembering(Aggregator):
         self.total = state["total"].clone().to(self.setting.device)
 
 
-class _StandingIn(_Remembering):
+class StandingIn(_Remembering):
     """Divides by the shares of the clients that have taken part."""
 
     def close(self) -> Outcome:

@@ -14,7 +14,9 @@ from everfed.checks import checked
 from everfed.errors import DivergenceError, InputError, some
 from everfed.learning.task import Trained
 from everfed.server.aggregate import Outcome, Setting
+from everfed.server.guarded import guarded
 from everfed.server.optimizers import ServerOptimizer, ServerSGD
+from everfed.server.robust import Defence
 from everfed.server.rules import ServerRule
 
 
@@ -32,12 +34,17 @@ class Server:
     them into the round's update, then `step`."""
 
     def __init__(
-        self, rule: ServerRule, optimizer: ServerOptimizer, setting: Setting, on_divergence: str = "stop"
+        self,
+        rule: ServerRule,
+        optimizer: ServerOptimizer,
+        setting: Setting,
+        on_divergence: str = "stop",
+        robust: Defence | None = None,
     ) -> None:
         if not hasattr(optimizer, "linear"):
             raise InputError(f"server_optimizer is {optimizer!r}; it must be a value such as ServerSGD(1.0).")
         checked("on_divergence", on_divergence, Annotated[str, ("stop", "skip")])
-        self.rule, self.optimizer, self.skips = rule.start(setting), optimizer, on_divergence == "skip"
+        self.rule, self.optimizer, self.skips = guarded(rule, setting, robust), optimizer, on_divergence == "skip"
         if self.rule.starts and optimizer != ServerSGD():
             raise InputError(
                 f"server_optimizer is {optimizer!r}, but this server rule sends its own models to clients, which a "

@@ -24,6 +24,7 @@ from everfed.energy.battery import TOLERANCE
 from everfed.energy.fleet import Fleet
 from everfed.energy.random_arrivals import BernoulliArrivals, Markov, UniformInBlock
 from everfed.errors import InputError
+from everfed.learning.attacks import Attack, NoAttack
 from everfed.learning.compress import Compressor, Whole
 from everfed.learning.gradients import GradientRule
 from everfed.learning.optim import SGD, Optimizer
@@ -32,6 +33,7 @@ from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.uncertain import SelfWeighted, Thrifty
 from everfed.server.optimizers import ServerOptimizer, ServerSGD
+from everfed.server.robust import Defence, NoDefence
 from everfed.server.rules import Normalized, ServerRule, Sum, Truncated
 
 # Policies whose clients take part, with scale 1, in every round that their cycle of 1 pays for.
@@ -79,6 +81,14 @@ def check_training(
         raise _refused(
             f"the server's step is {server}, and the theorem adds the round's update as it is (ServerSGD, lr 1)"
         )
+
+
+def check_honest(robust: Defence, attack: Attack) -> None:
+    """Refuse a defence in the place of the sum, and clients that send something else than their update."""
+    if type(robust) is not NoDefence:
+        raise _refused(f"the defence {type(robust).__name__} makes the server's step biased")
+    if type(attack) is not NoAttack:
+        raise _refused(f"attackers ({type(attack).__name__}) do not send the updates that the theorem is about")
 
 
 def _kind(policy: Policy, fleet: Fleet) -> str:
