@@ -484,8 +484,8 @@ def test_flower_clients_train_alike():
         return local.train(sent, Ask(0), None)
 
     for client, (x, y) in enumerate(full):
-        after, loss = trained(x, y, client)
+        after, _, loss = trained(x, y, client)
         for name, way in WAYS.items():
-            found, its_loss = trained(way(x), LABEL_WAYS[">u2"](y), client)
+            found, _, its_loss = trained(way(x), LABEL_WAYS[">u2"](y), client)
             assert np.array_equal(found, after), name
             assert its_loss == loss

@@ -28,6 +28,7 @@ from everfed.errors import InputError
 from everfed.flower import wire
 from everfed.flower.admission import Terms
 from everfed.flower.calls import NONE, Call, Offer
+from everfed.flower.codec import Codec
 from everfed.flower.energy_reports import books_of_table, books_table, total_books
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
@@ -87,6 +88,8 @@ class ArrivalServer:
         self.shapes = setup.layout.shapes_by_name()
         model_bytes = 4 * sum(prod(shape) for shape in self.shapes.values())
         self.mail = Mailbox(grid, min(POLL_S, self.limits.round_s * _POLL), ENVELOPES + 2 * model_bytes)
+        e = setup.experiment
+        self.codec = Codec(e.compression, setup.fleet.message_bits, e.seeds.batch)
         self.standing = Standing(len(setup.fleet), self.limits)
         self.norms = NormBound(np.ones(len(setup.fleet)), self.limits.norm_factor)
         self.ledger, self.folder = Ledger(setup.data.shares(), folder), folder
@@ -308,7 +311,7 @@ class ArrivalServer:
         piece = self.flight.pieces[client]
         work = LoggedWork(client, offer.slot, offer.steps, piece.version, errand.began, self._now())
         try:
-            delta, loss = wire.read_update(reply.content, self.shapes, sent, self.limits.max_norm)
+            delta, loss = self._read(reply, offer, sent)
             self.norms.check_one(client, wire.norm(delta), 1.0, wire.norm(sent))
         except RefusedError as error:
             sentence = self.standing.wrong(errand.node, client, self.number)
@@ -324,6 +327,14 @@ class ArrivalServer:
         device = self.setup.device
         self.received.results[client] = torch.from_numpy(delta).to(device), torch.tensor(loss, device=device)
         yield work.works(), NOTHING, NOTHING
+
+    def _read(self, reply: Message, offer: Offer, sent: wire.Vector) -> tuple[wire.Vector, float]:
+        """(the update in a reply, its loss), compressed as the experiment says, by the device or here."""
+        work = offer.client, offer.slot
+        delta, loss, compressed = wire.read_update(
+            reply.content, self.shapes, sent, self.limits.max_norm, lambda r: self.codec.decode(r, *work, sent.size)
+        )
+        return delta if compressed or not self.codec.active else self.codec.compress(delta, *work), loss
 
 
 def check_limits(limits: RoundLimits) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from everfed.arrays import Ints
-from everfed.learning.task import Check, PlainTrained, Trained
+from everfed.learning.compress import Compressed
+from everfed.learning.task import Check, Trained
 
 
 class Received:
@@ -26,7 +27,7 @@ class Received:
     def train(self, params: Tensor, clients: Ints, round: int | Ints, steps: Ints | None = None) -> Iterator[Trained]:
         for client in clients.tolist():
             delta, loss = self.results.pop(client)
-            yield PlainTrained(np.array([client]), delta[None], loss[None])
+            yield Compressed(np.array([client]), delta[None], loss[None])
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}

@@ -21,6 +21,7 @@ from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower import wire
+from everfed.flower.codec import Codec
 from everfed.flower.energy_reports import books_of_table, books_table, total_books
 from everfed.flower.identity import Roster
 from everfed.flower.joining import Joining
@@ -33,6 +34,7 @@ from everfed.flower.sleep import Sleepers
 from everfed.flower.standing import Standing
 from everfed.flower.supply import Supply
 from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
+from everfed.learning.compress import Compressed
 from everfed.learning.task import PlainTrained, Trained
 from everfed.scheduling.plan import PlanStep
 from everfed.scheduling.policies import Policy
@@ -70,11 +72,14 @@ class RoundServer:
         folder: Path | None = None,
         asks_as: str = QUERY,
         late_joiners: bool = False,
+        codec: Codec | None = None,
     ) -> None:
         """asks_as: the type of the messages that only ask; TRAIN reaches apps that have no function for queries.
 
-        late_joiners: whether clients have no share until they are first heard, as in `joining`.
+        late_joiners: whether clients have no share until they are first heard, as in `joining`. codec: how updates
+        travel; None: whole.
         """
+        self.codec = codec
         self.asks_as, self.joining = asks_as, Joining(shares, late_joiners)
         self.fleet, self.policy, self.limits = fleet, policy, limits or RoundLimits()
         self.roster, self.ledger = roster or Roster(), Ledger(shares, folder)
@@ -199,7 +204,8 @@ class RoundServer:
         if not updates:
             return step, []
         deltas = torch.from_numpy(np.stack([u.delta for u in updates])).to(opened.device)
-        return step, [PlainTrained(ids, deltas, torch.tensor([u.loss for u in updates], device=opened.device))]
+        made = Compressed if self.codec else PlainTrained
+        return step, [made(ids, deltas, torch.tensor([u.loss for u in updates], device=opened.device))]
 
     def _bounded(self, opened: Opened, updates: Mapping[int, Update]) -> list[Update]:
         """The updates that are not too long, judged together."""
@@ -318,11 +324,17 @@ class RoundServer:
             return None
         assert reply.message is not None
         try:
-            read = wire.read_update(reply.message.content, opened.shapes, opened.model, self.limits.max_norm)
-            return Update(answer.client, answer.scale, *read)
+            return Update(answer.client, answer.scale, *self._read(reply.message.content, answer, opened))
         except RefusedError as error:
             self._refuse(node, answer.client, entry, str(error))
             return None
+
+    def _read(self, content: RecordDict, answer: Answer, opened: Opened) -> tuple[Vector, float]:
+        """(the update in a reply, its loss), compressed as the experiment says, by the device or here."""
+        codec, work = self.codec, (answer.client, answer.round)
+        decode = (lambda found: codec.decode(found, *work, opened.model.size)) if codec else lambda found: None
+        delta, loss, compressed = wire.read_update(content, opened.shapes, opened.model, self.limits.max_norm, decode)
+        return delta if compressed or codec is None else codec.compress(delta, *work), loss
 
     def _message(
         self, kind: str, node: int, round: int, records: Mapping[str, Any], said: Answer | None = None

@@ -22,6 +22,7 @@ from everfed.data.federated import FederatedData
 from everfed.errors import InputError
 from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.client import load_experiment
+from everfed.flower.codec import Codec
 from everfed.flower.exposure import warn_if_open
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
@@ -176,9 +177,11 @@ def remote_run(
         source = ArrivalServer(setup, flight, grid, limits=limits, roster=roster, folder=folder)
         setup.look_ahead()
         return AsynchronousRun(setup, source, server, setup.evaluator())
+    codec = Codec(experiment.compression, setup.fleet.message_bits, experiment.seeds.batch)
     round_server = RoundServer(
         setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,
         limits=limits, roster=roster, folder=folder, late_joiners=late_joiners,
+        codec=codec if codec.active else None,
     )  # fmt: skip
     round_server.told = told_of(setup.data)
     setup.look_ahead(server.rule.waits)

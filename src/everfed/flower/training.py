@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
 
 from everfed.arrays import taken
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError
+from everfed.flower.codec import RECORD as UPDATE, Codec
 from everfed.flower.node_state import Memory
 from everfed.flower.own_data import Told, data_of_client
 from everfed.flower.payload import read
@@ -76,8 +78,8 @@ class LocalTraining:
         if memory is not None and not check.rejected and check.difference is not None:
             memory.save(_CHECKED, {"difference": np.array(check.difference), "tolerance": np.array(check.tolerance)})
 
-    def train(self, sent: Vector, ask: Ask, memory: Memory, steps: int | None = None) -> tuple[Vector, float]:
-        """(the parameters after the round, the mean loss of its steps). steps: None takes all."""
+    def train(self, sent: Vector, ask: Ask, memory: Memory, steps: int | None = None) -> tuple[Tensor, Tensor, float]:
+        """(the parameters after the round, the update, the mean loss of its steps). steps: None takes all."""
         if self.keeps:
             self._recall(ask.round, memory)
         params = torch.from_numpy(sent).to(self.setup.device)
@@ -85,11 +87,10 @@ class LocalTraining:
         work = (ask.round,) if steps is None else (np.array([ask.round]), np.array([steps]))
         for trained in self.trainer.train(params, np.array([self.client]), *work):
             loss = float(trained.losses[0])
-            after = params + trained.deltas[0]
+            delta = trained.deltas[0].clone()
         if self.keeps:
             self._keep(ask, memory)
-        result: Vector = after.cpu().numpy()
-        return result, loss
+        return params + delta, delta, loss
 
     def _recall(self, round: int, memory: Memory) -> None:
         """Go on from the optimiser's state before this round, even if the round was trained once already."""
@@ -115,9 +116,13 @@ class LocalTraining:
         if {name: value.shape for name, value in values.items()} != self.shapes:
             raise InputError("the server sent another model than this client trains; give both the same experiment.")
         sent = np.concatenate([values[name].reshape(-1) for name in self.shapes]).astype(np.float32)
-        after, loss = self.train(sent, ask, memory, steps)
+        after, delta, loss = self.train(sent, ask, memory, steps)
         metrics = MetricRecord({"train_loss": loss, "num-examples": int(self.setup.data.sizes()[self.client])})
-        return Message(RecordDict({ARRAYS: as_record(after, self.shapes), METRICS: metrics}), reply_to=message)
+        sizes = self.setup.fleet.message_bits
+        codec = Codec(self.setup.experiment.compression, sizes, self.setup.experiment.seeds.batch)
+        small = codec.encode(delta, self.client, ask.round)
+        content = {ARRAYS: as_record(after.cpu().numpy(), self.shapes)} if small is None else {UPDATE: small}
+        return Message(RecordDict({**content, METRICS: metrics}), reply_to=message)
 
 
 def alone(data: FederatedData | OnDemand, client: int) -> FederatedData:

@@ -7,7 +7,7 @@ as Flower's own apps send it: `arrays` by parameter name, `metrics` on the way b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -185,8 +185,33 @@ def check_answer(answer: Answer, round: int, clients: int) -> None:
         raise RefusedError(f"it says that it has planned {answer.planned} participations in {round + 1} rounds")
 
 
-def read_update(content: RecordDict, shapes: Shapes, sent: Vector, max_norm: float) -> tuple[Vector, float]:
-    """(the update in a reply, its mean loss), or RefusedError. max_norm: its largest length; 0: any finite one."""
+Decode = Callable[[RecordDict], Vector | None]  # a compressed update, or None if there is a whole model
+
+
+def read_update(
+    content: RecordDict, shapes: Shapes, sent: Vector, max_norm: float, decode: Decode = lambda content: None
+) -> tuple[Vector, float, bool]:
+    """(the update in a reply, its mean loss, whether it came compressed), or RefusedError.
+
+    max_norm: its largest length; 0: any finite one.
+    """
+    delta = decode(content)
+    compressed = delta is not None
+    if delta is None:
+        flat = _model(content, shapes)
+        if not np.isfinite(flat).all():
+            raise RefusedError("its parameters are not finite")
+        with np.errstate(over="ignore"):
+            delta = flat - sent
+    length = norm(delta)
+    if not math.isfinite(length):
+        raise RefusedError("its update is not finite")
+    if max_norm and length > max_norm:
+        raise RefusedError(f"its update has length {length:.3g}, above the bound of {max_norm:g} (max_norm)")
+    return delta, _loss(content), compressed
+
+
+def _model(content: RecordDict, shapes: Shapes) -> Vector:
     arrays = content.get(ARRAYS)
     if not isinstance(arrays, ArrayRecord):
         raise RefusedError("the reply holds no model")
@@ -194,19 +219,9 @@ def read_update(content: RecordDict, shapes: Shapes, sent: Vector, max_norm: flo
         odd = sorted(set(arrays) ^ set(shapes))
         raise RefusedError(f"the reply's parameters are not the model's ({shown(odd[0])})")
     try:
-        flat = np.concatenate([payload.values(name, arrays[name], shape) for name, shape in shapes.items()])
+        return np.concatenate([payload.values(name, arrays[name], shape) for name, shape in shapes.items()])
     except ValueError as error:
         raise RefusedError(str(error)) from None
-    if not np.isfinite(flat).all():
-        raise RefusedError("its parameters are not finite")
-    with np.errstate(over="ignore"):
-        delta = flat - sent
-    length = norm(delta)
-    if not math.isfinite(length):
-        raise RefusedError("its update is not finite")
-    if max_norm and length > max_norm:
-        raise RefusedError(f"its update has length {length:.3g}, above the bound of {max_norm:g} (max_norm)")
-    return delta, _loss(content)
 
 
 def norm(vector: Vector) -> float:

@@ -136,9 +136,13 @@ COMPRESSORS: dict[str, type[Any]] = {
 registry.table("compression", COMPRESSORS, Compressor)
 
 
+class Compressed(PlainTrained):
+    """Results that were compressed before they were sent."""
+
+
 def compress_all(trained: Trained, how: Compressor, bits: Ints | None, round: int | Ints, seed: int) -> Trained:
     """Results as they arrive at the server. bits: each client's of the fleet, if they chose. round: one, or of each."""
-    if isinstance(how, Whole):
+    if isinstance(how, Whole) or isinstance(trained, Compressed):
         return trained
     device = trained.deltas.device
     chosen = np.full(len(trained.clients), how.choices()[0]) if bits is None else bits[trained.clients]
@@ -148,16 +152,32 @@ def compress_all(trained: Trained, how: Compressor, bits: Ints | None, round: in
 
 
 def _quantised(deltas: Tensor, bits: Tensor, bucket: int, chance: Tensor) -> Tensor:
+    sign, length, level = quantise(deltas, bits, bucket, chance)
+    read = dequantise(sign, length, level, bits, deltas.shape[1])
+    return torch.where((bits >= FULL)[:, None], deltas, read)
+
+
+def quantise(deltas: Tensor, bits: Tensor, bucket: int, chance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is sent of updates [C, parameters]: signs and levels [C, buckets, bucket], the buckets' lengths [C, buckets,
+    1]."""
     count, size = deltas.shape
     room = -size % bucket
     parts = F.pad(deltas, (0, room)).view(count, -1, bucket)
     chance = F.pad(chance, (0, room)).view(count, -1, bucket)
-    s = (2.0 ** (bits - 1) - 1.0).to(deltas.dtype)[:, None, None]
+    s = _levels(bits, deltas.dtype)
     length = parts.norm(dim=2, keepdim=True)
     # floor(x + u) with u uniform on [0, 1) is x on average. An empty bucket has no direction to scale.
     level = torch.floor(parts.abs() / torch.where(length == 0.0, 1.0, length) * s + chance)
-    read = (torch.sign(parts) * length * level / s).view(count, -1)[:, :size]
-    return torch.where((bits >= FULL)[:, None], deltas, read)
+    return torch.sign(parts), length, torch.minimum(level, s)  # a number can be longer than its bucket by rounding
+
+
+def dequantise(sign: Tensor, length: Tensor, level: Tensor, bits: Tensor, size: int) -> Tensor:
+    """What is read of it, [C, size]."""
+    return (sign * length * level / _levels(bits, length.dtype)).reshape(len(sign), -1)[:, :size]
+
+
+def _levels(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    return (2.0 ** (bits - 1) - 1.0).to(dtype)[:, None, None]
 
 
 def uniform(
