@@ -317,20 +317,43 @@ def test_honest_clients_are_never_refused(kind, policy, seed):
 # Lengths
 
 
-def test_a_length_is_typical_by_the_median_and_scaled():
+def test_a_length_is_usual_by_the_median_and_scaled():
     bound = NormBound(np.array([1.0, 5.0, 20.0, 1.0]), 5.0)
-    check = bound.check
-    assert check(np.array([0]), np.array([1e9]), np.array([1.0]), 8.0)[0]  # nothing to compare with but the model
-    everybody, scales = np.arange(4), np.array([1.0, 5.0, 20.0, 1.0])
-    assert check(everybody, np.array([1.0, 1.2, 0.8, 1.1]), scales, 8.0) == [None] * 4
-    assert check(np.array([2]), np.array([4.0]), np.array([20.0]), 8.0) == [None]
-    assert check(np.array([2]), np.array([6.0]), np.array([20.0]), 8.0)[0]
-    assert check(np.array([2]), np.array([6.0]), np.array([1.0]), 8.0) == [None]  # as it counts, it is short
-    # Two of four cannot move it.
+
+    def check(clients, lengths, scales):
+        return bound.check(np.array(clients), np.array(lengths), np.array(scales), 8.0)
+
+    assert "the model's is 8" in check([0], [1e9], [1.0])[0]  # nothing else to compare it with
+    assert check(range(4), [1.0, 1.2, 0.8, 1.1], [1.0, 5.0, 20.0, 1.0]) == [1.0] * 4
+    assert check([2], [4.0], [20.0]) == [1.0]
+    assert check([2], [10.0], [20.0]) == [pytest.approx(0.5)]  # shortened to 5 times 1.0
+    assert check([2], [10.0], [1.0]) == [1.0]  # as it counts, it is short
+    assert "above the bound" in check([2], [100.0], [20.0])[0]
+    # Two of four cannot move it, however patient they are.
     for _ in range(50):
-        check(np.array([2, 3]), np.array([4.9, 4.9]), np.array([20.0, 1.0]), 8.0)
-    assert check(np.array([2]), np.array([6.5]), np.array([20.0]), 8.0)[0]
-    assert NormBound(np.ones(2), 0.0).check(np.array([0]), np.array([1e30]), np.array([1.0]), 1.0) == [None]
+        assert check([2, 3], [49.0, 49.0], [20.0, 1.0])[0] < 0.2
+    assert check([2], [12.0], [20.0])[0] == pytest.approx(0.5, rel=0.01)
+    with pytest.raises(RefusedError, match="above the bound"):
+        bound.check_one(0, 30.0, 8.0)
+    assert NormBound(np.ones(2), 0.0).check(np.array([0]), np.array([1e30]), np.array([1.0]), 1.0) == [1.0]
+
+
+def test_a_long_update_is_shortened_and_named():
+    factor = 12.0
+
+    def stretch(reply, number):
+        arrays = reply.content.get("arrays")
+        if number == EVIL and arrays is not None:
+            sent = {n: a.numpy() for n, a in nodes[1].received[-1].content["arrays"].items()}
+            longer = {n: Array(sent[n] + np.float32(factor) * (a.numpy() - sent[n])) for n, a in arrays.items()}
+            reply.content["arrays"] = ArrayRecord(longer)
+        return reply
+
+    nodes = fleet_of(client_app(SHORT), CLIENTS)
+    _, records, server = run(SHORT, nodes, change=stretch)
+    assert all(1 in r.participants for r in records)
+    assert all(set(e.shortened) == {1} and 0.2 < e.shortened[1] < 0.9 for e in server.ledger.entries)
+    assert server.ledger.summary()["shortened"] == SHORT.rounds
 
 
 def test_a_flipped_sign_at_any_length_is_held_to_the_usual_one():

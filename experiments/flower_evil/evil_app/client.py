@@ -1,12 +1,12 @@
-"""An honest client's app, whose replies are changed on their way out as the node's `lie` says."""
+"""An honest client's app, whose replies are changed on their way out as the run's `lies` say."""
 
 from pathlib import Path
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from everfed.flower import client_app
+from evil_app.lies import LIES
 
 honest = client_app(Path(__file__).with_name("experiment.toml"))
 app = ClientApp()
@@ -14,34 +14,20 @@ app = ClientApp()
 
 @app.query("everfed")
 def query(message: Message, context: Context) -> Message:
-    return lie(honest(message, context), str(context.node_config.get("lie", "")))
+    return lied(honest(message, context), context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    return lie(honest(message, context), str(context.node_config.get("lie", "")))
+    return lied(honest(message, context), context)
 
 
-def lie(reply: Message, how: str) -> Message:
-    answer, arrays = reply.content["everfed"], reply.content.get("arrays")
-    if how == "scale":
-        answer["scale"] = 1000.0
-    elif how == "another":
-        answer["client"] = 0
-    elif how == "always":  # a rare client that speaks in every round
-        answer["join"] = True
-    elif isinstance(arrays, ArrayRecord):
-        reply.content["arrays"] = ArrayRecord({name: Array(changed(a.numpy(), how)) for name, a in arrays.items()})
+def lied(reply: Message, context: Context) -> Message:
+    told = dict(pair.split(":") for pair in str(context.run_config.get("lies") or "").split())
+    which = told.get(str(context.node_config["client"]))
+    name = list(LIES)[int(which)] if which else None
+    if name == "an app that raises":
+        raise RuntimeError("the sensor\n\x1b[31m is broken")
+    if name and not reply.has_error():
+        LIES[name][0](reply)
     return reply
-
-
-def changed(values: np.ndarray, how: str) -> np.ndarray:
-    if how == "nan":
-        return np.full_like(values, np.nan)
-    if how == "shape":
-        return values.reshape(-1)[:-1]
-    if how == "dtype":
-        return values.astype(np.float64)
-    if how == "huge":
-        return values + np.float32(1e4)
-    return values

@@ -312,7 +312,7 @@ class ArrivalServer:
         work = LoggedWork(client, offer.slot, offer.steps, piece.version, errand.began, self._now())
         try:
             delta, loss = self._read(reply, offer, sent)
-            self.norms.check_one(client, wire.norm(delta), 1.0, wire.norm(sent))
+            self.norms.check_one(client, wire.norm(delta), wire.norm(sent))
         except RefusedError as error:
             sentence = self.standing.wrong(errand.node, client, self.number)
             self.entry.refused[client] = f"{error}; {sentence}" if sentence else str(error)

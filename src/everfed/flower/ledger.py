@@ -31,6 +31,7 @@ class Entry:
     scales: list[float] = field(default_factory=list)  # of those planned
     lost: dict[int, str] = field(default_factory=dict)  # said yes and vanished, with the reason
     refused: dict[int, str] = field(default_factory=dict)  # their update must not count
+    shortened: dict[int, float] = field(default_factory=dict)  # done, but multiplied by this, being too long
     turned_away: dict[str, str] = field(default_factory=dict)  # nodes whose answer must not count
     failed: dict[str, str] = field(default_factory=dict)  # nodes that could not answer, with the reason
     silent: int = 0  # reachable, but no answer in time, or none that could be given
@@ -94,6 +95,7 @@ class Ledger:
             "done": int(done.sum()),
             "lost": int(lost.sum()),
             "refused": int(refused.sum()),
+            "shortened": sum(len(e.shortened) for e in self.entries),
             "missed": int((meant - planned).sum()),  # planned while nobody could ask
             "turned_away": sum(len(e.turned_away) for e in self.entries),
             "empty_rounds": sum(not e.done for e in self.entries),
@@ -124,7 +126,7 @@ def read(folder: Path) -> list[Entry]:
             break
         if isinstance(found.get("absent"), list):  # of versions that did not say why
             found["absent"] = dict.fromkeys(found["absent"], "")
-        for key in ("lost", "refused", "absent"):
+        for key in ("lost", "refused", "absent", "shortened"):
             found[key] = {int(client): why for client, why in found.get(key, {}).items()}
         entries.append(Entry(**found))
     return entries

@@ -21,8 +21,9 @@ class RoundLimits:
     round in the cycles. two_phase: ask first, and send the model only to those who said yes; False sends it to
     everybody.
 
-    norm_factor: how many times the typical length an update may have, scaled as it will count; typical is the median
-    over the clients of the latest that each sent (0: any finite length). max_norm: the longest update that is taken,
+    norm_factor: how many times the usual length an update may have, scaled as it will count; usual is the median over
+    the clients of the latest that each sent. Longer ones are shortened, and those of ten times that are refused (0: any
+    finite length). max_norm: the longest update that is taken,
     before it is scaled (0: no such bound). check_energy: hold clients to the energy of the experiment's fleet: whoever
     takes part must have harvested for it, and what it says of its energy must be possible. scale_slack: how many times
     the scale and the energy that follow from its cycle a client may claim. strikes: how many wrong replies a client may

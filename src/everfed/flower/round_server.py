@@ -20,9 +20,9 @@ from everfed.arrays import Bools, Floats
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
-from everfed.flower import wire
+from everfed.flower import round_state, wire
 from everfed.flower.codec import Codec
-from everfed.flower.energy_reports import books_of_table, books_table, total_books
+from everfed.flower.energy_reports import total_books
 from everfed.flower.identity import Roster
 from everfed.flower.joining import Joining
 from everfed.flower.ledger import Entry, Ledger
@@ -208,15 +208,25 @@ class RoundServer:
         return step, [made(ids, deltas, torch.tensor([u.loss for u in updates], device=opened.device))]
 
     def _bounded(self, opened: Opened, updates: Mapping[int, Update]) -> list[Update]:
-        """The updates that are not too long, judged together."""
+        """The updates that are not far too long, judged together; those that are a little too long are shortened."""
         found = list(updates.values())
         lengths = np.array([wire.norm(u.delta) for u in found])
         clients, scales = np.array([u.client for u in found], np.int64), np.array([u.scale for u in found])
-        reasons = self.norms.check(clients, lengths, scales, wire.norm(opened.model))
-        for node, update, why in zip(updates, found, reasons, strict=True):
-            if why:
-                self._refuse(node, update.client, opened.entry, why)
-        return [update for update, why in zip(found, reasons, strict=True) if not why]
+        kept = []
+        judged = self.norms.check(clients, lengths, scales, wire.norm(opened.model))
+        for node, update, length, fate in zip(updates, found, lengths.tolist(), judged, strict=True):
+            if isinstance(fate, str):
+                self._refuse(node, update.client, opened.entry, fate)
+                continue
+            if fate < 1.0:
+                opened.entry.shortened[update.client] = fate
+                log.warning(
+                    "round %d: the update of client %d is shortened: its length is %.3g, above %g times the usual one",
+                    opened.entry.round, update.client, length, self.limits.norm_factor,
+                )  # fmt: skip
+                update = update._replace(delta=update.delta * np.float32(fate))
+            kept.append(update)
+        return kept
 
     def _refuse(self, node: int, client: int, entry: Entry, why: str) -> None:
         """An update that does not count, and what that means for its sender."""
@@ -358,37 +368,7 @@ class RoundServer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What later rounds depend on, and the books of clients that may never come back."""
-        granted = [(client, round) for client, rounds in enumerate(self.granted) for round in sorted(rounds)]
-        return {
-            "protocol.come": torch.from_numpy(self.joining.come.copy()),
-            "protocol.run": torch.tensor(self.run),
-            "protocol.level": torch.tensor(self.supply.level),
-            "protocol.own": torch.tensor(self.ledger.own),
-            "protocol.due": torch.tensor(self.ledger.due),
-            "protocol.norms": torch.tensor(self.norms.latest),
-            "protocol.standing": torch.tensor(self.standing.state()),
-            "protocol.energy": torch.tensor(books_table(self.energy, len(self.fleet))),
-            "protocol.passed": torch.tensor(self.supply.passed),
-            "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
-            "protocol.asleep": torch.tensor(self.sleepers.until),
-            "protocol.next_at": torch.tensor(self.sleepers.next_at, dtype=torch.float64),
-        }
+        return round_state.saved(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        if "protocol.come" in state:  # older ones had none, nor a number of their run
-            self.joining.load(state["protocol.come"].cpu().numpy())
-        self.run = int(state.get("protocol.run", self.run))
-        self.ledger.own = state["protocol.own"].cpu().numpy().copy()
-        self.granted = [set() for _ in range(len(self.fleet))]
-        for client, round in state["protocol.granted"].T.tolist():
-            self.granted[client].add(round)
-        if "protocol.asleep" in state:  # which earlier versions did not save
-            self.sleepers.load(state["protocol.asleep"].cpu().numpy(), float(state["protocol.next_at"]))
-        if "protocol.level" not in state:  # saved by a version that kept no more
-            return
-        self.ledger.due = state["protocol.due"].cpu().numpy().copy()
-        self.norms.latest = state["protocol.norms"].cpu().numpy().copy()
-        self.standing.restore(state["protocol.standing"].cpu().numpy())
-        self.energy = books_of_table(state["protocol.energy"].cpu().numpy())
-        self.supply.advance(int(state["protocol.passed"]) - 1)
-        self.supply.level = state["protocol.level"].cpu().numpy().copy()
+        round_state.restore(self, state)

@@ -1,0 +1,53 @@
+"""What a server of rounds keeps in its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from everfed.flower.energy_reports import books_of_table, books_table
+
+if TYPE_CHECKING:
+    from everfed.flower.round_server import RoundServer
+
+
+def saved(server: RoundServer) -> dict[str, Tensor]:
+    """What later rounds depend on, and the books of clients that may never come back."""
+    granted = [(client, round) for client, rounds in enumerate(server.granted) for round in sorted(rounds)]
+    return {
+        "protocol.come": torch.from_numpy(server.joining.come.copy()),
+        "protocol.run": torch.tensor(server.run),
+        "protocol.level": torch.tensor(server.supply.level),
+        "protocol.own": torch.tensor(server.ledger.own),
+        "protocol.due": torch.tensor(server.ledger.due),
+        "protocol.norms": torch.tensor(server.norms.latest),
+        "protocol.standing": torch.tensor(server.standing.state()),
+        "protocol.energy": torch.tensor(books_table(server.energy, len(server.fleet))),
+        "protocol.passed": torch.tensor(server.supply.passed),
+        "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
+        "protocol.asleep": torch.tensor(server.sleepers.until),
+        "protocol.next_at": torch.tensor(server.sleepers.next_at, dtype=torch.float64),
+    }
+
+
+def restore(server: RoundServer, state: Mapping[str, Tensor]) -> None:
+    if "protocol.come" in state:  # older ones had none, nor a number of their run
+        server.joining.load(state["protocol.come"].cpu().numpy())
+    server.run = int(state.get("protocol.run", server.run))
+    server.ledger.own = state["protocol.own"].cpu().numpy().copy()
+    server.granted = [set() for _ in range(len(server.fleet))]
+    for client, round in state["protocol.granted"].T.tolist():
+        server.granted[client].add(round)
+    if "protocol.asleep" in state:  # which earlier versions did not save
+        server.sleepers.load(state["protocol.asleep"].cpu().numpy(), float(state["protocol.next_at"]))
+    if "protocol.level" not in state:  # saved by a version that kept no more
+        return
+    server.ledger.due = state["protocol.due"].cpu().numpy().copy()
+    server.norms.latest = state["protocol.norms"].cpu().numpy().copy()
+    server.standing.restore(state["protocol.standing"].cpu().numpy())
+    server.energy = books_of_table(state["protocol.energy"].cpu().numpy())
+    server.supply.advance(int(state["protocol.passed"]) - 1)
+    server.supply.level = state["protocol.level"].cpu().numpy().copy()
