@@ -96,8 +96,9 @@ def main() -> None:
     runs = []
     with Loopback(work, CLIENTS) as fleet:
         fleet.start()
-        for first in range(0, len(names), len(LIARS)):
-            some = tuple(names[first : first + len(LIARS)])
+        batches = -(-len(names) // len(LIARS))
+        for first in range(batches):
+            some = tuple(names[first::batches])  # of lies that are alike, each in a run of its own
             runs.append(attacked(fleet, some, given.patience))
             print(json.dumps(runs[-1], indent=1), flush=True)
             given.out.write_text(json.dumps({"lies": len(names), "runs": runs}, indent=1) + "\n")

@@ -26,7 +26,7 @@ from everfed.errors import InputError, first_line
 from everfed.flower import own_work
 from everfed.flower.calls import Call, Offer
 from everfed.flower.device import Energy, client_of, energy_of, samples_of
-from everfed.flower.energy import Choice, EnergySource, Measured, Simulated, own_plan, planned_choice
+from everfed.flower.energy import Choice, EnergySource, Measured, Simulated, note_training, own_plan, planned_choice
 from everfed.flower.node_state import Memory
 from everfed.flower.wire import ARRAYS, RECORD, Answer, Ask, printable
 from everfed.scheduling.policies import Policy
@@ -199,6 +199,7 @@ def _answer(
     except Exception as error:
         log.exception("client %d could not train in round %d", client, ask.round)
         return failed(error, message)
+    note_training(ask.round, memory)
     if result.has_content():
         result.content[RECORD] = record
     return result

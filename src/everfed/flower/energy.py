@@ -160,18 +160,19 @@ class Measured:
             level = 0.0
         affords = level >= 1.0 - TOLERANCE
         kept = memory.load("decision") or {}
-        spent = int(kept.get("planned", 0))
+        planned = int(kept.get("planned", 0))
+        books = measured_books(_trained(memory), level, self.capacity)
         if kept and int(kept["round"]) == ask.round:
             join = bool(kept["join"]) and (affords or policy.energy is Energy.UNLIMITED)
             again = self._next(policy, client, ask.round + 1)
-            return Choice(join, float(kept["scale"]), spent, measured_books(spent, level, self.capacity), again)
+            return Choice(join, float(kept["scale"]), planned, books, again)
         join, scale, state = self._step(policy, client, ask.round, level, kept)
-        spent += join
-        told = {"round": ask.round, "join": join, "scale": scale, "planned": spent}
+        planned += join
+        told = {"round": ask.round, "join": join, "scale": scale, "planned": planned}
         learnt = {f"policy.{k}": v for k, v in state.items() if policy.learns and isinstance(v, np.ndarray)}
         memory.save("decision", {**{k: np.array(v) for k, v in told.items()}, **learnt})
         again = self._next(policy, client, ask.round + 1)
-        return Choice(join, scale, spent, measured_books(spent, level, self.capacity), again)
+        return Choice(join, scale, planned, books, again)
 
     def _alone(self, client: int) -> Clients:
         number, cycle, offset = (np.array([value]) for value in (client, self.cycle, self.offset))
@@ -197,6 +198,17 @@ class Measured:
         view = View(round, np.array([level >= 1.0 - TOLERANCE]), np.array([level]))
         decision = decided(policy, state, view)
         return bool(decision.join[0]), float(decision.scale[0]), decision.state
+
+
+def note_training(round: int, memory: Memory) -> None:
+    """Count a round whose energy has been spent: one that was agreed to, and then lost, has cost nothing."""
+    kept = memory.load("trained") or {}
+    if memory.load("decision") is not None and int(kept.get("round", -1)) < round:  # measured, and not counted yet
+        memory.save("trained", {"round": np.array(round), "count": np.array(int(kept.get("count", 0)) + 1)})
+
+
+def _trained(memory: Memory) -> int:
+    return int((memory.load("trained") or {}).get("count", 0))
 
 
 def measured_books(spent: float, level: float, capacity: float) -> Books:

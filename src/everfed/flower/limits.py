@@ -35,7 +35,7 @@ class RoundLimits:
     wait_s: float = 60.0
     round_s: float = 0.0
     two_phase: bool = True
-    norm_factor: float = 5.0
+    norm_factor: float = 20.0
     max_norm: float = 0.0
     check_energy: bool = True
     scale_slack: float = 1.0

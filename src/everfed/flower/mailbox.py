@@ -53,6 +53,8 @@ class Mailbox:
         Threads that are idle end here: one that is left in Flower's code when the interpreter ends can abort it.
         """
         self._over.set()
+        for _ in self._threads:
+            self._turns.put((0.0, ""))  # so that those who wait for a turn look up
         until = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0.0))
@@ -102,7 +104,7 @@ class Mailbox:
     def _look(self, thread: int) -> None:
         while not self._over.is_set():
             try:
-                due, number = self._turns.get(timeout=min(self.poll_s, _CLOSE_S / 4))
+                due, number = self._turns.get(timeout=self.poll_s)
             except queue.Empty:
                 continue
             if self._over.wait(max(due - time.monotonic(), 0.0)):

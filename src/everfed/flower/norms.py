@@ -14,7 +14,7 @@ from everfed.arrays import Floats, Ints
 from everfed.flower.wire import RefusedError
 
 _FEW = 3  # clients heard, below which there is no median to trust
-_MODELS = 10.0  # until then: times the model's own length, or 1 if that is less
+_MODELS = 1e6  # until then: times the model's own length, or 1 if that is less
 _FLOOR = 0.01  # of the model's length: a shorter update is never too long
 _REFUSED = 10.0  # times the bound
 _REFUSED_AT_ONCE = 4.0  # the same where nothing is shortened
@@ -37,9 +37,11 @@ class NormBound:
         """
         if not self.factor:
             return [1.0] * len(clients)
-        together = self.latest.copy()
-        together[clients] = lengths
-        known = np.sort(together[np.isfinite(together)])
+        lengths_known = self.latest
+        if np.count_nonzero(self.latest > 0.0) < _FEW:  # else many that come at once cannot vouch for each other
+            lengths_known = self.latest.copy()
+            lengths_known[clients] = lengths
+        known = np.sort(lengths_known[lengths_known > 0.0])  # not NaN; nor who has nothing to learn
         if len(known) >= _FEW:
             usual = float(known[(len(known) - 1) // 2])
             most, why = max(self.factor * usual, _FLOOR * model_length), f"the usual one is {usual:.3g}"

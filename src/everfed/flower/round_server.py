@@ -272,21 +272,31 @@ class RoundServer:
         if (client := self.roster.nodes.get(node)) is not None:
             entry.absent[client] = why or "no answer in time"
 
-    def _hear(self, node: int, reply: Reply, entry: Entry) -> Answer | None:
-        """A node's answer, if it is valid; otherwise the node is turned away, and the ledger says why."""
+    def _hear(self, node: int, reply: Reply, entry: Entry, said: Answer | None = None) -> Answer | None:
+        """A node's answer, if it is valid; otherwise the node is turned away, and the ledger says why.
+
+        said: what it answered when it was asked, if this comes with its update.
+        """
+        strike = True
         try:
             if reply.message is None:
                 raise RefusedError(reply.bad or "its reply is empty")
             answer = Answer.of(reply.message.content)
             wire.check_answer(answer, entry.round, len(self.fleet))
-            why = self.roster.objection(node, answer.client)
-            if why:
+            if said and answer.client != said.client:
+                raise RefusedError(f"it answers for client {answer.client}, and was asked as client {said.client}")
+            if why := self.roster.objection(node, answer.client):
+                strike = self.roster.keys is not None  # without keys, a node that was restarted meets its old self
                 raise RefusedError(f"it answers for client {answer.client}, but {why}")
+            if why := self.standing.barred_until(answer.client, entry.round):
+                strike = False
+                raise RefusedError(why)
             self.supply.check_books(answer.client, entry.round, answer.energy)
             if answer.join:
                 self.supply.check_join(answer.client, answer.scale)
         except ValueError as error:
-            sentence = self.standing.wrong(node, self.roster.nodes.get(node), entry.round)
+            known = self.roster.nodes.get(node)
+            sentence = self.standing.wrong(node, known, entry.round) if strike else None
             why = f"{error}; {sentence}" if sentence else str(error)
             entry.turned_away[str(node)] = f"{self._named(node)}: {why}"
             log.warning("round %d: the answer of %s is ignored: %s", entry.round, self._named(node), why)
@@ -295,7 +305,7 @@ class RoundServer:
         self.asking_j[answer.client] = answer.asking_j
         self.sleepers.hear(node, answer)
         self.heard.add(answer.client)
-        self.ledger.hear(answer.client, answer.planned)
+        self.ledger.hear(answer.client, self.supply.possible(answer.client, answer.planned))
         return answer
 
     def _named(self, node: int) -> str:
@@ -315,7 +325,7 @@ class RoundServer:
             else:
                 self._note_silence(node, reply, entry)
             return None
-        answer = self._hear(node, reply, entry)
+        answer = self._hear(node, reply, entry, said)
         if said is None:  # the first word of this node in the round
             if answer is None or not answer.join:
                 return None

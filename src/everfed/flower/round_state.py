@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from everfed.flower.energy_reports import books_of_table, books_table
 
-if TYPE_CHECKING:
-    from everfed.flower.round_server import RoundServer
 
-
-def saved(server: RoundServer) -> dict[str, Tensor]:
-    """What later rounds depend on, and the books of clients that may never come back."""
+def saved(server: Any) -> dict[str, Tensor]:
+    """What later rounds of a `RoundServer` depend on, and the books of clients that may never come back."""
     granted = [(client, round) for client, rounds in enumerate(server.granted) for round in sorted(rounds)]
     return {
         "protocol.come": torch.from_numpy(server.joining.come.copy()),
@@ -26,6 +23,7 @@ def saved(server: RoundServer) -> dict[str, Tensor]:
         "protocol.norms": torch.tensor(server.norms.latest),
         "protocol.standing": torch.tensor(server.standing.state()),
         "protocol.energy": torch.tensor(books_table(server.energy, len(server.fleet))),
+        "protocol.asking_j": torch.tensor(server.asking_j),
         "protocol.passed": torch.tensor(server.supply.passed),
         "protocol.granted": torch.tensor(granted, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
         "protocol.asleep": torch.tensor(server.sleepers.until),
@@ -33,7 +31,7 @@ def saved(server: RoundServer) -> dict[str, Tensor]:
     }
 
 
-def restore(server: RoundServer, state: Mapping[str, Tensor]) -> None:
+def restore(server: Any, state: Mapping[str, Tensor]) -> None:
     if "protocol.come" in state:  # older ones had none, nor a number of their run
         server.joining.load(state["protocol.come"].cpu().numpy())
     server.run = int(state.get("protocol.run", server.run))
@@ -49,5 +47,6 @@ def restore(server: RoundServer, state: Mapping[str, Tensor]) -> None:
     server.norms.latest = state["protocol.norms"].cpu().numpy().copy()
     server.standing.restore(state["protocol.standing"].cpu().numpy())
     server.energy = books_of_table(state["protocol.energy"].cpu().numpy())
+    server.asking_j = state["protocol.asking_j"].cpu().numpy().copy()
     server.supply.advance(int(state["protocol.passed"]) - 1)
     server.supply.level = state["protocol.level"].cpu().numpy().copy()

@@ -33,13 +33,16 @@ class Standing:
 
     def objection(self, node: int, client: int | None, round: int) -> str | None:
         """Why this node is not asked in this round; None if it is."""
-        if client is not None and round < self.barred[client]:
-            return f"in quarantine until round {self.barred[client]}"
+        if client is not None and (why := self.barred_until(client, round)):
+            return why
         if self.limits.strikes and self._strangers.get(node, 0) >= self.limits.strikes:
             return "in quarantine"
         if round < self._asleep.get(node, 0):
             return f"not asked until round {self._asleep[node]}, since it left {self._missed[node]} in a row unanswered"
         return None
+
+    def barred_until(self, client: int, round: int) -> str | None:
+        return f"in quarantine until round {self.barred[client]}" if round < self.barred[client] else None
 
     def deadline(self, node: int, kind: str, most: float) -> float:
         """Seconds that this node is given, by what it took lately."""

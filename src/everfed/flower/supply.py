@@ -67,6 +67,13 @@ class Supply:
                 "experiment's fleet, and a round takes 1 (check_energy)"
             )
 
+    def possible(self, client: int, planned: int) -> int:
+        """Of the participations that a client says it planned, those for which there can have been energy."""
+        if not self.rationed or not self.least:
+            return planned
+        most = (float(self.harvested[client]) * self.slack + float(self.capacity[client])) / self.least
+        return min(planned, int(most + _ROUNDING))
+
     def charge(self, client: int) -> None:
         """Take note of a participation."""
         self.level[client] = max(self.level[client] - self.least, 0.0)
