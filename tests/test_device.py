@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import importlib.util
 import json
@@ -397,8 +398,8 @@ def test_a_board_trains_as_the_numpy_trainer_would(line):
     samples = [[*map(float, row), int(label)] for row, label in zip(x, y, strict=True)]
     mcu, connection = example("board"), connect()
 
-    def live():
-        with connection.makefile("rwb") as stream:
+    def live():  # until the gateway hangs up, or has nothing to say for long
+        with contextlib.suppress(OSError), connection.makefile("rwb") as stream:
             while heard := stream.readline():
                 stream.write(mcu.answer(heard, stream, 7, samples))
                 stream.flush()

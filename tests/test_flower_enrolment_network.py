@@ -45,7 +45,7 @@ def fleet(tmp_path_factory):
         yield fleet
 
 
-def await_(condition, what="", timeout_s=80.0):
+def await_(condition, what="", timeout_s=240.0):
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, what
@@ -67,7 +67,7 @@ def flwr(home, *words):
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    done = subprocess.run([program, *words], capture_output=True, text=True, env=environment, timeout=80)
+    done = subprocess.run([program, *words], capture_output=True, text=True, env=environment, timeout=240)
     return done.returncode == 0, done.stdout + done.stderr
 
 
@@ -121,7 +121,7 @@ def test_keys_are_exchanged_and_removed_while_the_server_runs(fleet, tmp_path):
 def test_a_client_that_is_removed_is_not_asked_in_later_rounds(fleet):
     folder = fleet.folder / "run"  # with the two clients that are online after the last test
     changes = "method=fedavg rounds=2 fleet.clients=4 local_steps=1"
-    limits = {"wait-s": 2.0, "query-s": 60.0, "train-s": 20.0}
+    limits = {"wait-s": 2.0, "query-s": 90.0, "train-s": 90.0}
     number = fleet.submit(APP, {"folder": str(folder), "keys": str(fleet.keys), "set": changes, **limits})
     await_(lambda: "Sending: query" in fleet.log("new", 10**6), "the client was not asked", 200.0)
     devices(fleet, "remove", str(REPLACED))
