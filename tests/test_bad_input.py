@@ -165,7 +165,7 @@ AT_THE_SHELL = {
     "an option of another split": ("run --split iid --alpha 1", "the kind 'iid' does not have it, only dirichlet"),
     "an option of another fleet": ("plan --set fleet.kind=devices --set fleet.capacity=2", "only cycles"),
     "an option undone": ("plan --capacity 2 --set fleet.kind=devices", "comes after 'fleet.capacity' and undoes it"),
-    "an option of a part": ("sweep --grid clients=2,3", "Did you mean 'fleet.clients'?"),
+    "an option of a part": ("sweep --grid clients=2,3", "or 'fleet.clients'?"),
     "too many seeds": ("audit --seeds 99999999999999999999", "seeds"),
 }
 
