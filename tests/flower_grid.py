@@ -96,8 +96,12 @@ def counting(experiment, counts):
 
 
 def own_app(fleet, policy):
-    """A plain Flower app: its update is its client's number plus one, whatever it is sent."""
-    app = EnergyMod(policy, Simulated(fleet)).app()
+    """A plain Flower app whose mod is its own."""
+    return adding_its_number(EnergyMod(policy, Simulated(fleet)).app())
+
+
+def adding_its_number(app):
+    """An app's training: its update is its client's number plus one, whatever it is sent."""
 
     @app.train()
     def train(message, context):

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -86,22 +85,6 @@ def start_device(fleet, client, folder, *words, **how):
     return fleet.start_device(client, "device:app", "--node-config", data, *words, folder=folder, **how)
 
 
-def await_log(fleet, name, *words, timeout_s=240.0):
-    """Until a process's log holds these words, one after the other."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        text, at = fleet.log(name, 10**7), 0
-        for word in words:
-            at = text.find(word, at)
-            if at < 0:
-                break
-            at += len(word)
-        else:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"{name} never said {words}: {fleet.log(name)}")
-
-
 def assert_the_simulators(folder, experiment, atol=1e-5):
     stored, simulated = ef.open_run(folder), ef.start(experiment)
     expected = list(simulated)
@@ -156,11 +139,11 @@ def test_slim_devices_and_a_supernode_train_one_model_through_kills(slim_python,
         fleet.start_node(2)  # Flower's own, with torch
         config = settings(fleet, tmp_path / "run", changes)
         fleet.submit(APP, config)
-        await_log(fleet, "node-0", "round 1: answered 'train'")
+        fleet.await_log("node-0", "round 1: answered 'train'")
         fleet.kill("superlink")
         fleet.start_server()
         number = fleet.submit(APP, config)
-        await_log(fleet, "node-0", "round 2: answered 'train'")
+        fleet.await_log("node-0", "round 2: answered 'train'")
         # A clean end: the node leaves, so that the server takes it back at once.
         fleet.processes["node-0"].send_signal(signal.SIGTERM)
         assert fleet.processes["node-0"].wait(DEADLINE_S) == 0
@@ -191,7 +174,7 @@ def test_sleepers_give_the_simulators_model_through_power_cuts_of_device_and_ser
         start_device(fleet, 1, devices, *joules, "--check-in-s", "8", python=slim_python)
         config = settings(fleet, tmp_path / "run", changes, **{"round-s": 20.0})
         fleet.submit(APP, config)
-        await_log(fleet, "node-0", "asleep for")
+        fleet.await_log("node-0", "asleep for")
         fleet.kill("node-0")
         start_device(fleet, 0, devices, *joules, python=slim_python)
         fleet.kill("superlink")

@@ -20,7 +20,7 @@ import everfed as ef
 from everfed.errors import InputError
 from everfed.flower import EnergyMod, EnergyStrategy, Loopback, Simulated
 from everfed.methods import plan
-from flower_grid import QUICK, InProcessGrid, Node, fleet_of, own_app
+from flower_grid import QUICK, InProcessGrid, Node, adding_its_number, fleet_of, own_app
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -30,15 +30,7 @@ FLEET, SHARES = ef.Fleet.from_cycles([1, 2, 3]), np.array([0.5, 0.25, 0.25])
 
 def with_mods(*mods):
     """The app of `own_app`, put together as Flower's documentation does."""
-    app = ClientApp(mods=list(mods))
-
-    @app.train()
-    def train(message, context):
-        step = np.float32(context.node_config["partition-id"] + 1)
-        arrays = ArrayRecord({n: Array(a.numpy() + step) for n, a in message.content["arrays"].items()})
-        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"train_loss": 1.0})}), reply_to=message)
-
-    return app
+    return adding_its_number(ClientApp(mods=list(mods)))
 
 
 def start(app, rounds=6, **settings):

@@ -415,6 +415,21 @@ def test_quarantine_grows_and_survives_a_restart(tmp_path):
     ]  # fmt: skip
 
 
+def test_every_other_reply_must_not_be_wrong():
+    standing = Standing(1, RoundLimits())
+    for round in range(3):
+        standing.right(0)
+        standing.wrong(7, 0, round)
+    assert standing.objection(7, 0, 3) == "in quarantine until round 23"
+    standing = Standing(1, RoundLimits())
+    for round in range(100):  # a fault now and then is forgiven
+        if round % 20 == 0:
+            standing.wrong(7, 0, round)
+        else:
+            standing.right(0)
+        assert standing.objection(7, 0, round) is None
+
+
 def test_a_node_that_hangs_is_asked_less_and_less_often():
     standing = Standing(1, RoundLimits())
     asked = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import warnings
 from pathlib import Path
 
@@ -53,13 +52,13 @@ def story(tmp_path_factory):
             "train-s": DEADLINE_S,
         }
         fleet.submit(APP, config)
-        await_log(fleet, "node-0", "ROUND 1]", "Receiving: train")
+        fleet.await_log("node-0", "ROUND 1]", "Receiving: train")
         fleet.kill("superlink")
         killed_after = len(read(folder / "run"))
         exits = {name: fleet.processes[process].poll() for name, process in outsiders.items()}
         fleet.start_server()
         number = fleet.submit(APP, config)
-        await_log(fleet, "node-2", "ROUND 3]", "Sending: query")
+        fleet.await_log("node-2", "ROUND 3]", "Sending: query")
         fleet.kill("node-2")
         back = threading.Thread(target=fleet.restart_node, args=(2,))
         back.start()
@@ -76,21 +75,6 @@ def story(tmp_path_factory):
         "alive": alive,
         "left": left,
     }
-
-
-def await_log(fleet, name, *words, timeout_s=400.0):
-    """Until a process's log holds these words, one after the other."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        text, at = fleet.log(name, 10**7), 0
-        for word in words:
-            at = text.find(word, at)
-            if at < 0:
-                break
-        else:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"{name} never said {words}: {fleet.log(name)}")
 
 
 def experiment():

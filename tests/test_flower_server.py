@@ -21,6 +21,7 @@ from everfed.flower.identity import make_key, read_key
 from everfed.flower.ledger import read
 from everfed.flower.server import stored_remote_rounds
 from everfed.methods import plan
+from everfed.server.robust import DEFENCES
 from flower_grid import CLIENTS, QUICK, SHORT, SMALL, InProcessGrid, Node, counting, fleet_of, own_app, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -300,6 +301,19 @@ def test_the_strategy_takes_rules_and_optimisers():
     assert start(mean, grid, 1) == pytest.approx([1.75, 1.75])
     with pytest.raises(InputError, match="one number for each"):
         EnergyStrategy(fleet, ef.Greedy(), np.array([1.0]))
+
+
+def test_the_strategy_takes_a_defence():
+    """Updates of 1, 2 and 3: the median of the three, each with a third of the weight."""
+    fleet = ef.Fleet.from_cycles([1, 1, 1])
+    grid = InProcessGrid(fleet_of(own_app(fleet, ef.Greedy()), 3))
+    shares = np.array([0.25, 0.25, 0.5])
+    plain = EnergyStrategy(fleet, ef.Greedy(), shares, limits=QUICK)
+    assert start(plain, grid, 1) == pytest.approx([2.25, 2.25])
+    median = EnergyStrategy(fleet, ef.Greedy(), np.full(3, 1 / 3), limits=QUICK, robust=DEFENCES["median"]())
+    assert start(median, grid, 1) == pytest.approx([2.0, 2.0])
+    heavy = EnergyStrategy(fleet, ef.Greedy(), np.array([0.1, 0.1, 0.8]), limits=QUICK, robust=DEFENCES["median"]())
+    assert start(heavy, grid, 1) == pytest.approx([3.0, 3.0])
 
 
 @pytest.mark.parametrize(

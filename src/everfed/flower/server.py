@@ -99,7 +99,8 @@ def server_app(
                 record.round + 1, len(entry.planned), len(entry.done), len(entry.lost), len(entry.refused),
                 f", accuracy {record.metrics.accuracy:.3f}" if record.metrics and record.metrics.accuracy else "",
             )  # fmt: skip
-            summary = ledger.summary()
+            spoken = {"brownouts": record.energy.brownouts, "violations": record.energy.violations}
+            summary = {**ledger.summary(), **spoken}
             if chosen.asynchronous:
                 summary = {name: value for name, value in summary.items() if name not in _OF_ROUNDS}
             write_atomically(folder / "deployment.json", json.dumps({**summary, **opened}, indent=1) + "\n")

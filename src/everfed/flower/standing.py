@@ -16,6 +16,7 @@ _SPARE = 5.0  # times that
 _LEAST = 1.0 / 3.0  # of the deadline that a node is given whatever it usually takes
 _LONGEST = 16  # rounds between two questions to a node that does not answer
 _DOUBLED = 4  # how often a quarantine is made longer
+_FORGIVEN = 10  # updates that count, after which one wrong reply is forgotten
 
 
 class Standing:
@@ -24,6 +25,7 @@ class Standing:
     def __init__(self, clients: int, limits: RoundLimits) -> None:
         self.limits = limits
         self.strikes: Ints = np.zeros(clients, np.int64)
+        self.good: Ints = np.zeros(clients, np.int64)  # updates that counted since the last wrong reply
         self.terms: Ints = np.zeros(clients, np.int64)  # how often each client has been in quarantine
         self.barred: Ints = np.zeros(clients, np.int64)  # the round until which it is
         self._strangers: dict[int, int] = {}  # wrong replies of nodes whose client is not known
@@ -74,6 +76,7 @@ class Standing:
             self._strangers[node] = self._strangers.get(node, 0) + 1
             return "left out from now on" if self._strangers[node] == self.limits.strikes else None
         self.strikes[client] += 1
+        self.good[client] = 0
         if self.strikes[client] < self.limits.strikes:
             return None
         length = self.limits.quarantine_rounds * 2 ** min(int(self.terms[client]), _DOUBLED)
@@ -82,11 +85,13 @@ class Standing:
         return f"left out until round {self.barred[client]}"
 
     def right(self, client: int) -> None:
-        """An update that counts takes one wrong reply back."""
-        self.strikes[client] = max(self.strikes[client] - 1, 0)
+        """An update counts. After some, a wrong reply is forgiven: a node may fail now and then, not half the time."""
+        self.good[client] += 1
+        if self.good[client] % _FORGIVEN == 0:
+            self.strikes[client] = max(self.strikes[client] - 1, 0)
 
     def state(self) -> Ints:
-        return np.stack([self.strikes, self.terms, self.barred])
+        return np.stack([self.strikes, self.good, self.terms, self.barred])
 
     def restore(self, state: Ints) -> None:
-        self.strikes, self.terms, self.barred = (row.copy() for row in state)
+        self.strikes, self.good, self.terms, self.barred = (row.copy() for row in state)

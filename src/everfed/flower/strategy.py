@@ -26,6 +26,7 @@ from everfed.flower.evaluation import mean_metrics
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
 from everfed.flower.limits import RoundLimits
+from everfed.flower.mailbox import send_and_collect
 from everfed.flower.pulling import Reply
 from everfed.flower.round_server import Opened, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
@@ -33,6 +34,7 @@ from everfed.flower.wire import ARRAYS, CONFIG, TRAIN, Shapes, as_record
 from everfed.scheduling.policies import Policy
 from everfed.server.aggregate import Setting
 from everfed.server.optimizers import ServerOptimizer, ServerSGD
+from everfed.server.robust import Defence
 from everfed.server.rules import ServerRule, Sum
 from everfed.server.step import Server
 from everfed.store.checkpoint import Checkpoint, load_checkpoints, save_checkpoint
@@ -41,11 +43,11 @@ from everfed.store.checkpoint import Checkpoint, load_checkpoints, save_checkpoi
 class EnergyStrategy(Strategy):
     """Rounds of a fleet whose clients decide for themselves, with `EnergyMod`, when to take part.
 
-    fleet: what the server knows of the clients' energy; policy: the clients' own. shares: the part of all
-    data that each client holds, in the order of the clients' numbers. server, server_optimizer: how
-    updates are weighed, and what is done with their sum. folder: where the state is saved after every
-    round; a strategy that is started again with the same folder goes on there. late_joiners: clients have no share
-    until they are first heard. evaluate_every: rounds between evaluations on all connected clients, by their apps'
+    fleet: what the server knows of the clients' energy; policy: the clients' own. shares: the part of all data that
+    each client holds, in the order of the clients' numbers. server, server_optimizer: how updates are weighed, and what
+    is done with their sum. robust: a defence in the sum's place. folder: where the state is saved after every round; a
+    strategy that is started again with the same folder goes on there. late_joiners: clients have no share until they
+    are first heard. evaluate_every: rounds between evaluations on all connected clients, by their apps'
     `@app.evaluate`; 0: none, since they cost energy that is not in the books.
     """
 
@@ -57,6 +59,7 @@ class EnergyStrategy(Strategy):
         *,
         server: ServerRule | None = None,
         server_optimizer: ServerOptimizer | None = None,
+        robust: Defence | None = None,
         seed: int = 0,
         limits: RoundLimits | None = None,
         roster: Roster | None = None,
@@ -75,7 +78,7 @@ class EnergyStrategy(Strategy):
             fleet, policy, weights, seed,
             limits=limits, roster=roster, folder=folder, asks_as=TRAIN, late_joiners=late_joiners,
         )  # fmt: skip
-        self.shares, self.folder = weights, folder
+        self.shares, self.folder, self.robust = weights, folder, robust
         self.rule, self.optimizer = server or Sum(), server_optimizer or ServerSGD()
         if late_joiners:
             check_rule(self.rule)
@@ -87,7 +90,7 @@ class EnergyStrategy(Strategy):
         self.shapes = {name: tuple(array.shape) for name, array in arrays.items()}
         start = self._flatten(arrays)
         setting = Setting(self.shares, len(start), start.device, None, 1, rounds, start)
-        self.server = Server(self.rule, self.optimizer, setting, on_divergence="skip")
+        self.server = Server(self.rule, self.optimizer, setting, on_divergence="skip", robust=self.robust)
         refuse_what_is_not_sent(self.server)
 
     def configure_train(
@@ -158,7 +161,9 @@ class EnergyStrategy(Strategy):
             made, metrics = self._aggregate(replies)
             result.train_metrics_clientapp[number + 1] = metrics
             asked = list(self.configure_evaluate(number + 1, made, evaluate_config or ConfigRecord(), grid))
-            said = grid.send_and_receive(asked, timeout=self.round_server.limits.train_s) if asked else ()
+            limits = dict.fromkeys((m.metadata.dst_node_id for m in asked), self.round_server.limits.train_s)
+            heard = send_and_collect(grid, asked, limits).values()
+            said = [reply.message for reply in heard if reply.message is not None]
             if (seen := self.aggregate_evaluate(number + 1, said)) is not None:
                 result.evaluate_metrics_clientapp[number + 1] = seen
             found = evaluate_fn(number + 1, made) if evaluate_fn else None

@@ -222,6 +222,20 @@ class Loopback:
         path = self.folder / name / "log"
         return path.read_text(encoding="utf-8", errors="replace")[-last:] if path.exists() else ""
 
+    def await_log(self, name: str, *words: str, timeout_s: float = 400.0) -> None:
+        """Until a process's log holds these words, one after the other."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            text, at = self.log(name, _WHOLE), 0
+            for word in words:
+                at = text.find(word, at) + len(word) if word in text[at:] else -1
+                if at < 0:
+                    break
+            else:
+                return
+            time.sleep(_POLL_S)
+        raise LoopbackError(f"{name} never said {words} within {timeout_s:g} s.\n{self.log(name)}")
+
     def _tell(self, name: str, what: Callable[[psutil.Process], None]) -> None:
         for process in self.members(name):
             with contextlib.suppress(psutil.NoSuchProcess):
