@@ -231,9 +231,9 @@ def test_a_client_that_lies_about_sleep_and_questions_is_turned_away(key, value)
 @pytest.mark.parametrize("said", [-(2**63), 2**63 - 1])
 def test_a_client_that_names_an_absurd_round_is_asked_after_a_while(said):
     sleepers = Sleepers(2, 60.0)
-    sleepers.hear(100, Answer(1, 5, False, 1.0, 0, Books(), said))
+    sleepers.hear(100, Answer(1, 5, False, 1.0, 0, Books(), said), 10**6)
     assert sleepers.until.tolist() == [0, 5 + MOST_ROUNDS if said > 0 else 0]
-    sleepers.hear(100, Answer(1, 5, True, 1.0, 0, Books(), said))
+    sleepers.hear(100, Answer(1, 5, True, 1.0, 0, Books(), said), 10**6)
     assert not sleepers.asleep(1, 6)
 
 

@@ -14,7 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import everfed as ef
 from everfed.flower import client_app, wire
-from everfed.flower.codec import RECORD, Codec
+from everfed.flower.codec import Codec
+from everfed.flower.thinning import RECORD
 from everfed.flower.wire import RefusedError
 from everfed.learning.compress import COMPRESSORS
 from flower_arrivals import SlowGrid, assert_replayed, run_stored, task
@@ -141,3 +142,16 @@ def test_a_long_compressed_update_is_held_to_the_usual_length():
     _, records, server = run(experiment, change=stretch, limits=QUICK)
     assert all(1 not in r.participants for r in records)
     assert all("above the bound" in e.refused[1] for e in server.ledger.entries)
+
+
+def test_a_compressed_update_beside_a_whole_model_is_refused_where_none_is_expected():
+    """Which of the two would count? A reply has one update."""
+
+    def both(reply, number):
+        if number == 101 and "arrays" in reply.content:
+            reply.content[RECORD] = ArrayRecord({"codes": Array(np.zeros(9, np.uint8))})
+        return reply
+
+    _, records, server = run(replace(SMALL.with_method("fedavg"), rounds=2), change=both)
+    assert all(1 not in r.participants for r in records)
+    assert all("the experiment's are not" in e.refused[1] for e in server.ledger.entries)

@@ -48,7 +48,7 @@ def claims():
             yield f"energy.{name}", bad
     for name in COUNTS:
         yield f"energy.{name}", 2**62
-    for bad in (float("nan"), float("inf"), -1.0, 1e30, 1.0001, "1", [1.0], 1):
+    for bad in (float("nan"), float("inf"), -1.0, 0.0, 1e-9, 0.5, 1e30, 1.0001, "1", [1.0], 1):
         yield "scale", bad
     for key in ("client", "round", "planned"):
         for bad in (-1, 10**9, 1.0, "0", True, [0], float("nan")):
@@ -309,13 +309,104 @@ def test_honest_clients_are_never_refused(kind, policy, seed):
         for client, own in enumerate(plans):
             choice = planned_choice(own, round)
             supply.check_books(client, round, choice.energy)
+            assert choice.next <= supply.asleep_until(client, round, choice.simulated)
             if choice.join:
                 supply.check_join(client, choice.scale)
                 supply.charge(client)
         assert (supply.due == [bool(own["join"][round]) for own in plans]).all()
 
 
+# Sleep
+
+
+def rare(method="algorithm1"):
+    return replace(SMALL.with_method(method), fleet=CycleFleet(clients=CLIENTS, cycles=(4,)), rounds=12)
+
+
+def lying(**said):
+    """Of client 1's answers: other entries."""
+
+    def change(reply, number):
+        if number == EVIL and reply.has_content():
+            for key, value in said.items():
+                reply.content["everfed"][key] = value
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize("said", [{"join": False, "next": 60}, {"join": False}], ids=["sleeps", "says no"])
+def test_who_sleeps_through_its_round_or_says_no_in_it_is_found_out(said):
+    experiment = rare()
+    *_, server = run(experiment, change=lying(**said), limits=replace(QUICK, round_s=0.05))
+    slots = [step.round for step in plan(experiment.make_fleet(), experiment.policy, 12) if 1 in step.clients]
+    assert len(slots) == 3
+    absent = [e.round for e in server.ledger.entries if 1 in e.absent]
+    assert absent == slots
+    assert all("due by the experiment's fleet" in server.ledger.entries[r].absent[1] for r in slots)
+    summary = server.ledger.summary()
+    assert (summary["worst_client"], summary["worst_delivered"], summary["missed"]) == (1, 0.0, 3)
+    assert summary["bias"] == pytest.approx(0.25, abs=0.01)  # a quarter of the data
+
+
+def test_who_sleeps_where_nobody_can_tell_is_asked_in_every_second_window():
+    """A meter may say anything, but a window has a slot."""
+    experiment = rare()
+    nodes = fleet_of(client_app(experiment), CLIENTS)
+    change = lying(join=False, next=60, simulated=False)
+    _, _, server = run(experiment, nodes, change=change, limits=replace(QUICK, round_s=0.05))
+    asked = [int(m.metadata.group_id) for m in nodes[1].received]
+    assert asked == [0, 8]
+    assert all(not e.absent for e in server.ledger.entries)
+
+
+def test_a_sleeper_that_is_gone_is_missed_from_its_round_on():
+    experiment = rare()
+    nodes = fleet_of(client_app(experiment), CLIENTS)
+    grid = InProcessGrid(nodes, lying(next=60))
+    slots = [step.round for step in plan(experiment.make_fleet(), experiment.policy, 12) if 1 in step.clients]
+    made = remote_run(experiment, grid, limits=replace(QUICK, round_s=0.05))
+    for record in made:
+        if record.round == 0 and slots[0] > 0:
+            nodes[1].online = False
+    summary = made.source.ledger.summary()
+    assert summary["worst_client"] == 1
+    assert summary["missed"] == len([slot for slot in slots if slot > 0])
+
+
+def test_a_run_that_goes_on_knows_its_sleepers_rounds():
+    fleet, policy = rare().make_fleet(), ef.UniformWindow()
+    fresh, restored = (Supply(fleet, policy, 3) for _ in range(2))
+    for round in range(9):
+        fresh.advance(round)
+        fresh.asleep_until(2, round, True)
+    restored.advance(8)
+    for client in range(CLIENTS):
+        assert fresh.asleep_until(client, 8, True) == restored.asleep_until(client, 8, True)
+    assert (fresh.due == restored.due).all()
+
+
 # Lengths
+
+
+@pytest.mark.parametrize("clients", [4, 6, 10, 3, 5])
+def test_exactly_half_of_the_clients_cannot_have_longer_updates_taken_nor_others_refused(clients):
+    def after(length, rounds=60):
+        bound = NormBound(np.ones(clients), 20.0)
+        usual, scales, everybody = np.linspace(1.0, 1.5, clients), np.ones(clients), np.arange(clients)
+        assert bound.check(everybody, usual, scales, 8.0) == [1.0] * clients
+        for _ in range(rounds):
+            sent = np.where(everybody < clients // 2, length(bound), usual)
+            found = bound.check(everybody, sent, scales, 8.0)
+        return [(fate, size) for fate, size in zip(found, sent.tolist(), strict=True)]
+
+    long = after(lambda bound: 0.99 * 10 * 20 * np.nanmax(bound.latest))  # as long as is not refused
+    taken = [fate * size for fate, size in long if not isinstance(fate, str)]
+    assert max(taken) <= 20 * 1.5 + 1e-6
+    assert all(fate == 1.0 for fate, _ in long[clients // 2 :])
+    short = after(lambda bound: 1e-12)
+    honest = [fate * size for fate, size in short[clients // 2 :]]  # none is a refusal
+    assert min(honest) >= min(1.0, 0.01 * 8.0)
 
 
 def test_a_length_is_usual_by_the_median_and_scaled():
@@ -324,11 +415,12 @@ def test_a_length_is_usual_by_the_median_and_scaled():
     def check(clients, lengths, scales):
         return bound.check(np.array(clients), np.array(lengths), np.array(scales), 8.0)
 
-    assert "the model's is 8" in check([0], [1e9], [1.0])[0]  # nothing else to compare it with
+    assert "the model's was 8 at first" in check([0], [1e9], [1.0])[0]  # nothing else to compare it with
     assert check(range(4), [1.0, 1.2, 0.8, 1.1], [1.0, 5.0, 20.0, 1.0]) == [1.0] * 4
     assert check([2], [4.0], [20.0]) == [1.0]
     assert check([2], [10.0], [20.0]) == [pytest.approx(0.55)]  # shortened to 5 times 1.1, the lower median
-    assert check([2], [10.0], [1.0]) == [1.0]  # as it counts, it is short
+    assert check([2], [10.0], [1.0]) == [pytest.approx(0.55)]  # a smaller scale earns nothing: not all rules use it
+    assert check([2], [10.0], [40.0]) == [pytest.approx(0.275)]  # a larger one costs
     assert "above the bound" in check([2], [100.0], [20.0])[0]
     # One of four cannot move it, however patient it is, nor can all that come at once.
     for _ in range(50):
@@ -352,6 +444,42 @@ def test_a_small_fleet_may_learn_as_fast_as_it_likes():
     for length in (1.0, 3000.0, 5.0, 900_000.0):
         assert bound.check(np.arange(2), np.array([length, length / 2]), np.ones(2), 0.0) == [1.0, 1.0]
     assert isinstance(bound.check(np.array([0]), np.array([1e30]), np.ones(1), 5.0)[0], str)
+
+
+def test_one_client_alone_cannot_carry_the_model_away_round_by_round():
+    bound, length = NormBound(np.ones(8), 20.0), 5.0
+    for _ in range(6):
+        (fate,) = bound.check(np.array([0]), np.array([9e5 * length]), np.ones(1), length)
+        length += 0.0 if isinstance(fate, str) else fate * 9e5 * length
+    assert length <= 5.0 + 6 * 100 * 5.0
+    # As soon as another one comes, the shorter of the two is usual.
+    found = bound.check(np.arange(2), np.array([9e5, 1.0]), np.ones(2), 5.0)
+    assert found[1] == 1.0
+    assert isinstance(found[0], str) or found[0] * 9e5 <= 20.0
+
+
+def test_an_honest_update_is_not_refused_because_the_others_have_learnt():
+    bound = NormBound(np.ones(4), 20.0)
+    for _ in range(3):
+        assert bound.check(np.arange(3), np.full(3, 4e-6), np.ones(3), 3.0) == [1.0] * 3
+    (fate,) = bound.check(np.array([3]), np.array([3.1]), np.ones(1), 3.0)  # one that comes late, with other data
+    assert fate * 3.1 == pytest.approx(0.01 * 3.0)
+
+
+@pytest.mark.parametrize("name", ["last-updates", "mifa", "fedvarp", "ht-varp", "fedau", "echo", "greedy-normalized"])
+def test_no_rule_lets_a_small_scale_carry_a_long_update(name):
+    policy = ef.METHODS[name].policy
+    supply = Supply(ef.Fleet.from_cycles([1, 2, 4]), policy, 0)
+    supply.advance(0)
+    for client in range(3):
+        for scale in (0.0, 1e-9, 0.5):
+            with pytest.raises(RefusedError, match="below 1"):
+                supply.check_join(client, scale)
+    bound = NormBound(supply.fair, 20.0)
+    assert bound.check(np.arange(3), np.ones(3), supply.fair, 8.0) == [1.0] * 3
+    for scale in (1.0, *supply.fair.tolist()):
+        (fate,) = bound.check(np.array([2]), np.array([70.0]), np.array([scale]), 8.0)
+        assert isinstance(fate, str) or fate * 70.0 <= 20.0 + 1e-9
 
 
 def test_a_long_update_is_shortened_and_named():

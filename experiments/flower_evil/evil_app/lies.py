@@ -103,6 +103,12 @@ LIES: dict[str, tuple[Lie, str]] = {
         puts("arrays", lambda: ArrayRecord({"w": Array(np.zeros(12_500_000, np.float32))})),
         "bytes",
     ),
+    "holds a model that has no such name": (says("holds", "\x1b[2J"), "no model's name"),
+    "a compressed update that nobody asked for": (
+        puts("update", lambda: ArrayRecord({"codes": Array(np.zeros(9, np.uint8))})),
+        "the experiment's are not",
+    ),
+    "says no in its round": (says("join", False), "it is due by the experiment's fleet"),
     "an app that raises": (says("\0raise", True), "its app raised an error"),
 }
 

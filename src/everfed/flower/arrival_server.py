@@ -29,6 +29,7 @@ from everfed.flower import wire
 from everfed.flower.admission import Terms
 from everfed.flower.calls import NONE, Call, Offer
 from everfed.flower.codec import Codec
+from everfed.flower.downlink import Downlink
 from everfed.flower.energy_reports import books_of_table, books_table, total_books
 from everfed.flower.identity import Roster
 from everfed.flower.ledger import Entry, Ledger
@@ -79,6 +80,7 @@ class ArrivalServer:
         limits: RoundLimits | None = None,
         roster: Roster | None = None,
         folder: Path | None = None,
+        differences: bool = False,
     ) -> None:
         self.setup, self.flight, self.limits = setup, flight, limits or RoundLimits()
         check_limits(self.limits)
@@ -90,6 +92,7 @@ class ArrivalServer:
         self.mail = Mailbox(grid, min(POLL_S, self.limits.round_s * _POLL), ENVELOPES + 2 * model_bytes)
         e = setup.experiment
         self.codec = Codec(e.compression, setup.fleet.message_bits, e.seeds.batch)
+        self.downlink = Downlink(e.downlink, differences)
         self.standing = Standing(len(setup.fleet), self.limits)
         self.norms = NormBound(np.ones(len(setup.fleet)), self.limits.norm_factor)
         self.ledger, self.folder = Ledger(setup.data.shares(), folder), folder
@@ -207,7 +210,8 @@ class ArrivalServer:
         """Send the model to a client that has begun."""
         model = self.flight.starts(np.array([offer.client]))[0].cpu().numpy()
         settings = ConfigRecord({**told_of(self.setup.data), "server-round": self.number + 1})
-        records = {wire.ARRAYS: wire.as_record(model, self.shapes), wire.CONFIG: settings}
+        records = {**self.downlink.records(model, self.shapes, offer.holds), wire.CONFIG: settings}
+        records |= self.codec.wanted(offer.client)
         self.entry.models_sent += 1
         self._send([Errand(node, TRAIN, self.number, time.monotonic(), offer, began)], records)
 

@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from everfed.energy.battery import Books
-from everfed.flower.wire import RECORD, read_books, whole, written
+from everfed.flower.wire import RECORD, holds_in, kept, read_books, whole, written
 
 NONE = -1  # no slot yet
 
@@ -60,9 +60,11 @@ class Offer:
     again: int  # the round in which it is worth asking again, once this is done
     planned: int  # works begun before this one
     energy: Books
+    holds: str | None = None  # as in `Answer`
 
     def to_record(self) -> ConfigRecord:
-        return ConfigRecord({**{key: getattr(self, key) for key in (*_NUMBERS, "join")}, **written(self.energy)})
+        said = {key: getattr(self, key) for key in (*_NUMBERS, "join")}
+        return ConfigRecord({**said, **kept(self.holds), **written(self.energy)})
 
     @classmethod
     def of(cls, content: RecordDict) -> Offer:
@@ -73,7 +75,8 @@ class Offer:
         join = record.get("join")
         if not isinstance(join, bool):
             raise ValueError("the reply does not say whether the client works")
-        return cls(**{key: whole(record, key) for key in _NUMBERS}, join=join, energy=read_books(record))
+        numbers = {key: whole(record, key) for key in _NUMBERS}
+        return cls(**numbers, join=join, energy=read_books(record), holds=holds_in(record))
 
 
 _NUMBERS = ("client", "round", "slot", "steps", "again", "planned")

@@ -18,16 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from everfed.errors import InputError, first_line
-from everfed.flower import own_work
+from everfed.flower import downlink, own_work
 from everfed.flower.calls import Call, Offer
 from everfed.flower.device import Energy, client_of, energy_of, samples_of
 from everfed.flower.energy import Choice, EnergySource, Measured, Simulated, note_training, own_plan, planned_choice
 from everfed.flower.node_state import Memory
+from everfed.flower.thinning import Thinning, thin_out
 from everfed.flower.wire import ARRAYS, RECORD, Answer, Ask, printable
 from everfed.scheduling.policies import Policy
 
@@ -119,10 +120,12 @@ def client_app(
         """Answer a server without rounds: offer work, and do it if the model comes with the call."""
         client, source = client_of(context.node_config), energy_of(energy, context.node_config)
         offered = _offer(partial(load_experiment, experiment, context.run_config), source, client, call, memory)
+        offered = replace(offered, holds=downlink.held(memory))
         if is_question(message) or not offered.join:
             return Message(RecordDict({RECORD: offered.to_record()}), reply_to=message)
         settled = call.kept.get(client, -1) + 1
         try:
+            downlink.restore(message.content, memory)
             result = trained(message, context, Ask(offered.slot, settled), memory, offered.steps)
         except Exception as error:
             log.exception("client %d could not do the work of slot %d", client, offered.slot)
@@ -191,11 +194,17 @@ def _answer(
     memory.enter(ask.run)
     choice = choose(client, ask, memory)
     asking_j = context.node_config.get("asking-j", 0.0)  # which the device's runner counts
-    record = Answer(client, ask.round, *choice, asking_j=float(asking_j)).to_record()
+    record = Answer(
+        client, ask.round, *choice, asking_j=float(asking_j), holds=downlink.held(memory)
+    ).to_record()  # fmt: skip
     if is_question(message) or not choice.join:
         return Message(RecordDict({RECORD: record}), reply_to=message)
     try:
+        downlink.restore(message.content, memory)
+        how, sent = Thinning.of(message.content), message.content.get(ARRAYS)
         result = call_next(message, context)
+        if how and result.has_content() and isinstance(sent, ArrayRecord):
+            thin_out(result.content, dict(sent), how, client, ask.round)
     except Exception as error:
         log.exception("client %d could not train in round %d", client, ask.round)
         return failed(error, message)
@@ -231,7 +240,7 @@ def failed(error: Exception, message: Message) -> Message:
 
 def is_question(message: Message) -> bool:
     """Whether a message only asks: what is to be trained comes with a model."""
-    return message.metadata.message_type.startswith("query") or ARRAYS not in message.content
+    return message.metadata.message_type.startswith("query") or not {ARRAYS, downlink.SMALL} & set(message.content)
 
 
 def load_experiment(experiment: Described, run_config: Mapping[str, Any]) -> Experiment:

@@ -1,8 +1,4 @@
-"""Compressed updates on the wire: quantised or thinned out on the device, read by the server as by the simulator.
-
-Chance comes from (seed, client, round, place), so a server knows which numbers a device has kept, and a simulation
-compresses to the same bits.
-"""
+"""Compressed updates as the server reads them: as the simulator does. `thinning` is the device's side."""
 
 from __future__ import annotations
 
@@ -11,15 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from everfed.arrays import Ints
 from everfed.flower import payload
+from everfed.flower.thinning import RECORD, WANTED, Thinning, chance, unpack
 from everfed.flower.wire import RefusedError, Vector
-from everfed.learning.compress import FULL, AdaptiveQsgd, Compressor, Qsgd, RandK, Whole, dequantise, quantise, uniform
-
-RECORD = "update"  # in the place of a model
+from everfed.learning.compress import FULL, AdaptiveQsgd, Compressor, Qsgd, RandK, Whole, dequantise
 
 
 class Codec:
@@ -33,21 +28,24 @@ class Codec:
     def _bits(self, client: int) -> int:
         return int(self.how.choices()[0] if self.bits is None else self.bits[client])
 
-    def _chance(self, size: int, client: int, round: int) -> Tensor:
-        return uniform(torch.empty((1, size)), torch.tensor([client]), round, self.seed)
+    def thinning(self, client: int) -> Thinning | None:
+        """How a client's updates travel; None: whole."""
+        bits = self._bits(client)
+        if isinstance(self.how, Qsgd | AdaptiveQsgd) and bits < FULL:
+            return Thinning(self.seed, bits, self.how.bucket)
+        if isinstance(self.how, RandK) and self.how.keep < 1.0:
+            return Thinning(self.seed, keep=self.how.keep)
+        return None
+
+    def wanted(self, client: int) -> dict[str, Any]:
+        """The record that tells a client so."""
+        how = self.thinning(client)
+        return {WANTED: how.to_record()} if how else {}
 
     def encode(self, delta: Tensor, client: int, round: int) -> ArrayRecord | None:
         """What a client sends of its update; None: the whole model. round: or slot."""
-        whole, bits = delta.detach().cpu()[None], self._bits(client)
-        if isinstance(self.how, Qsgd | AdaptiveQsgd) and bits < FULL:
-            chance = self._chance(whole.shape[1], client, round)
-            sign, length, level = quantise(whole, torch.tensor([bits]), self.how.bucket, chance)
-            codes = (level + (sign < 0) * 2 ** (bits - 1)).reshape(-1)[: whole.shape[1]].numpy().astype(np.uint16)
-            return ArrayRecord({"codes": Array(_packed(codes, bits)), "lengths": Array(length.reshape(-1).numpy())})
-        if isinstance(self.how, RandK) and self.how.keep < 1.0:
-            kept = self._chance(whole.shape[1], client, round) < self.how.keep
-            return ArrayRecord({"kept": Array(whole[kept].numpy())})
-        return None
+        how = self.thinning(client)
+        return how.encode(delta.detach().cpu().numpy(), client, round) if how else None
 
     def decode(self, content: RecordDict, client: int, round: int, size: int) -> Vector | None:
         """The update in a reply, as the server reads it; None if the reply holds a whole model."""
@@ -75,7 +73,7 @@ class Codec:
         if not (np.isfinite(lengths).all() and (lengths >= 0.0).all()):
             raise RefusedError("the lengths of its compressed update are not finite, or negative")
         codes = np.zeros(count * bucket, np.int64)
-        codes[:size] = _unpacked(packed, bits, size)
+        codes[:size] = unpack(packed, bits, size)
         top = 2 ** (bits - 1)
         sign = torch.from_numpy(np.where(codes >= top, np.float32(-1.0), np.float32(1.0))).view(1, count, bucket)
         level = torch.from_numpy((codes % top).astype(np.float32)).view(1, count, bucket)
@@ -84,7 +82,7 @@ class Codec:
 
     def _filled(self, arrays: ArrayRecord, client: int, round: int, size: int) -> Tensor:
         assert isinstance(self.how, RandK)
-        kept = self._chance(size, client, round) < self.how.keep
+        kept = torch.from_numpy(chance(size, client, round, self.seed) < np.float32(self.how.keep))[None]
         values = _read(arrays, "kept", np.float32, int(kept.sum()))
         made = torch.zeros((1, size))
         made[kept] = torch.from_numpy(values.copy()) / self.how.keep
@@ -108,14 +106,3 @@ def _read(arrays: ArrayRecord, name: str, dtype: Any, count: int) -> npt.NDArray
         said = f"{found.dtype} of shape {found.shape}"
         raise RefusedError(f"'{name}' of its compressed update is {said}, not {np.dtype(dtype)} of shape ({count},)")
     return found
-
-
-def _packed(codes: npt.NDArray[np.uint16], bits: int) -> npt.NDArray[np.uint8]:
-    """Numbers of some bits each, one after the other, lowest bit first."""
-    single = (codes[:, None] >> np.arange(bits, dtype=np.uint16)) & 1
-    return np.packbits(single.astype(np.uint8).reshape(-1), bitorder="little")
-
-
-def _unpacked(packed: npt.NDArray[np.uint8], bits: int, count: int) -> npt.NDArray[np.int64]:
-    single = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
-    return single.astype(np.int64) @ (1 << np.arange(bits))

@@ -36,6 +36,7 @@ class Choice(NamedTuple):
     planned: int  # participations so far, this round's included
     energy: Books
     next: int = 0  # the first round in which it is worth asking again; 0: every round
+    simulated: bool = False  # whether all of this follows from the experiment's fleet, as a server can tell
 
 
 class EnergySource(Protocol):
@@ -98,7 +99,7 @@ def planned_choice(plan: Arrays, round: int) -> Choice:
     later = np.flatnonzero(plan["join"][round + 1 :])
     # At the latest in the last round, so that the books are whole in the end.
     again = round + 1 + int(later[0]) if len(later) else max(len(plan["join"]) - 1, round + 1)
-    return Choice(bool(plan["join"][round]), float(plan["scale"][round]), planned, Books(**books), again)
+    return Choice(bool(plan["join"][round]), float(plan["scale"][round]), planned, Books(**books), again, True)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Simulated:
         else:
             joins, scales = schedule.decide(ask.round)
             planned += bool(joins[0])
-        choice = Choice(bool(joins[0]), float(scales[0]), planned, schedule.battery.books(), again)
+        choice = Choice(bool(joins[0]), float(scales[0]), planned, schedule.battery.books(), again, True)
         return choice if policy.coordinated else choice._replace(next=_next_slot(schedule, again))
 
 

@@ -25,7 +25,7 @@ class Entry:
     round: int
     reachable: int = 0  # nodes that could be asked
     joined: list[int] = field(default_factory=list)  # clients that have come, and have their shares from here on
-    absent: dict[int, str] = field(default_factory=dict)  # clients that were not heard, with the reason
+    absent: dict[int, str] = field(default_factory=dict)  # not heard, or not in their round, with the reason
     planned: list[int] = field(default_factory=list)  # said yes and were let
     done: list[int] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)  # of those planned

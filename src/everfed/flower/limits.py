@@ -69,3 +69,18 @@ class RoundLimits:
                 wanted = "true or false" if kinds[key] is bool else "a number"
                 raise InputError(f"{key} is {value!r}; it must be {wanted}.")
         return cls(**{key: kinds[key](value) for key, value in given.items()})
+
+
+def check_two_phase(limits: RoundLimits, coordinated: bool, differences: bool) -> None:
+    """Refuse to send the model to everybody at once where clients must be asked first."""
+    if limits.two_phase:
+        return
+    if coordinated:
+        raise InputError(
+            "with this policy the server decides who trains, so clients must be asked first; set two_phase to true."
+        )
+    if differences:
+        raise InputError(
+            "differences is true, but two_phase is false: what a client holds is known when it has been asked; "
+            "set two_phase to true."
+        )

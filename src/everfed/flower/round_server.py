@@ -19,20 +19,21 @@ from torch import Tensor
 from everfed.arrays import Bools, Floats
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError
 from everfed.flower import round_state, wire
 from everfed.flower.codec import Codec
+from everfed.flower.downlink import Downlink
 from everfed.flower.energy_reports import total_books
 from everfed.flower.identity import Roster
 from everfed.flower.joining import Joining
 from everfed.flower.ledger import Entry, Ledger
-from everfed.flower.limits import RoundLimits
+from everfed.flower.limits import RoundLimits, check_two_phase
 from everfed.flower.mailbox import send_and_collect
 from everfed.flower.norms import NormBound
 from everfed.flower.pulling import ENVELOPES, Reply, pull
 from everfed.flower.sleep import Sleepers
 from everfed.flower.standing import Standing
 from everfed.flower.supply import Supply
+from everfed.flower.thinning import RECORD as UPDATE
 from everfed.flower.wire import QUERY, TRAIN, Answer, Ask, RefusedError, Shapes, Update, Vector
 from everfed.learning.compress import Compressed
 from everfed.learning.task import PlainTrained, Trained
@@ -73,20 +74,18 @@ class RoundServer:
         asks_as: str = QUERY,
         late_joiners: bool = False,
         codec: Codec | None = None,
+        downlink: Downlink | None = None,
     ) -> None:
         """asks_as: the type of the messages that only ask; TRAIN reaches apps that have no function for queries.
 
         late_joiners: whether clients have no share until they are first heard, as in `joining`. codec: how updates
-        travel; None: whole.
+        travel; None: whole. downlink: how the model does.
         """
-        self.codec = codec
+        self.codec, self.downlink = codec, downlink or Downlink()
         self.asks_as, self.joining = asks_as, Joining(shares, late_joiners)
         self.fleet, self.policy, self.limits = fleet, policy, limits or RoundLimits()
         self.roster, self.ledger = roster or Roster(), Ledger(shares, folder)
-        if policy.coordinated and not self.limits.two_phase:
-            raise InputError(
-                "with this policy the server decides who trains, so clients must be asked first; set two_phase to true."
-            )
+        check_two_phase(self.limits, policy.coordinated, self.downlink.differences)
         self.supply = Supply(fleet, policy, seed, self.limits.scale_slack, self.limits.check_energy)
         self.norms = NormBound(self.supply.fair, self.limits.norm_factor)
         self.standing = Standing(len(fleet), self.limits)
@@ -95,6 +94,8 @@ class RoundServer:
         self.asking_j: Floats = np.zeros(len(fleet))  # as each client last said
         self.sleepers = Sleepers(len(fleet), self.limits.round_s)
         self.heard: set[int] = set()  # in this round
+        self.reads: set[int] = set()  # nodes that read small models
+        self.simulated: Bools = np.zeros(len(fleet), np.bool_)  # clients whose energy is the experiment's, they say
         self.run = secrets.randbits(62)
         self.told: dict[str, Any] = {}  # to those who train, beside the model
         self.unanswered: dict[str, tuple[int, str]] = {}  # messages of the last round: to which node, of which kind
@@ -153,8 +154,13 @@ class RoundServer:
         nodes = [node for node in nodes if not self._left_out(node, entry)]
         asked = self._ask(grid, nodes, entry) if self.limits.two_phase else dict.fromkeys(nodes)
         settings = ConfigRecord({**self.told, **(config or {}), "server-round": round + 1})
-        records = {wire.ARRAYS: wire.as_record(model, shapes), wire.CONFIG: settings}
-        out = [self._message(TRAIN, node, round, records, said) for node, said in asked.items()]
+        out = []
+        for node, said in asked.items():
+            holds = said.holds if said else "" if node in self.reads else None
+            records = {**self.downlink.records(model, shapes, holds), wire.CONFIG: settings}
+            if said and self.codec:
+                records |= self.codec.wanted(said.client)
+            out.append(self._message(TRAIN, node, round, records, said))
         entry.models_sent, entry.bytes_sent = len(out), entry.bytes_sent + sum(wire.size(m.content) for m in out)
         return Opened(entry, params.device, model, shapes, asked, out, time.monotonic())
 
@@ -191,6 +197,9 @@ class RoundServer:
             if client not in self.heard and not self.sleepers.asleep(client, entry.round):
                 entry.absent.setdefault(client, self._why_absent(client))
                 self.ledger.due[client] += bool(self.supply.due[client])
+            elif client not in entry.planned and self.simulated[client] and self.supply.due[client]:
+                entry.absent[client] = "it says no in a round in which it is due by the experiment's fleet"
+                self.ledger.due[client] += 1
         entry.asking_j = float(self.asking_j.sum())
         for fate, clients in (("refused", entry.refused), ("lost", entry.lost)):
             for client, why in clients.items():
@@ -303,8 +312,13 @@ class RoundServer:
             return None
         self.energy[answer.client] = answer.energy
         self.asking_j[answer.client] = answer.asking_j
-        self.sleepers.hear(node, answer)
+        self.sleepers.hear(
+            node, answer, self.supply.asleep_until(answer.client, answer.round, answer.simulated)
+        )  # fmt: skip
+        self.simulated[answer.client] = answer.simulated
         self.heard.add(answer.client)
+        if answer.holds is not None:
+            self.reads.add(node)
         self.ledger.hear(answer.client, self.supply.possible(answer.client, answer.planned))
         return answer
 
@@ -352,6 +366,8 @@ class RoundServer:
     def _read(self, content: RecordDict, answer: Answer, opened: Opened) -> tuple[Vector, float]:
         """(the update in a reply, its loss), compressed as the experiment says, by the device or here."""
         codec, work = self.codec, (answer.client, answer.round)
+        if codec is None and UPDATE in content:
+            raise RefusedError("its update is compressed, and the experiment's are not")
         decode = (lambda found: codec.decode(found, *work, opened.model.size)) if codec else lambda found: None
         delta, loss, compressed = wire.read_update(content, opened.shapes, opened.model, self.limits.max_norm, decode)
         return delta if compressed or codec is None else codec.compress(delta, *work), loss

@@ -12,7 +12,7 @@ from everfed.flower.limits import RoundLimits
 
 log = logging.getLogger("flwr.everfed")
 
-SERVERS = ("folder", "keys", "set", "late-joiners")
+SERVERS = ("folder", "keys", "set", "late-joiners", "differences")
 _LIMITS = tuple(field.name.replace("_", "-") for field in fields(RoundLimits))
 
 
@@ -27,3 +27,11 @@ def limits_in(run_config: Mapping[str, Any]) -> RoundLimits:
     if own:
         log.info("keys of the apps' own in the run's configuration: %s", ", ".join(sorted(own)))
     return RoundLimits.of({key: run_config[key] for key, name in named.items() if name in _LIMITS})
+
+
+def flag(run_config: Mapping[str, Any], key: str) -> bool:
+    """A key that is true or false, and false if it is left out."""
+    value = run_config.get(key, run_config.get(key.replace("-", "_"), False))
+    if not isinstance(value, bool):
+        raise InputError(f"{key} is {value!r}; it must be true or false.")
+    return value

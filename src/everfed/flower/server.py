@@ -23,6 +23,7 @@ from everfed.errors import InputError
 from everfed.flower.arrival_server import ArrivalServer
 from everfed.flower.client import load_experiment
 from everfed.flower.codec import Codec
+from everfed.flower.downlink import Downlink
 from everfed.flower.exposure import warn_if_open
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
@@ -30,7 +31,7 @@ from everfed.flower.ledger import Ledger
 from everfed.flower.limits import RoundLimits
 from everfed.flower.own_data import sized, told_of
 from everfed.flower.round_server import RoundServer
-from everfed.flower.run_config import limits_in
+from everfed.flower.run_config import flag, limits_in
 from everfed.flower.wire import Shapes
 from everfed.learning.task import Trained
 from everfed.run.asynchronous import AsynchronousRun
@@ -65,11 +66,11 @@ def server_app(
 ) -> ServerApp:
     """A ServerApp that runs the experiment on the nodes there are, and writes a run folder.
 
-    The run's configuration says the rest: `folder` (where to write; an interrupted run goes on there),
-    `keys` (a folder of the clients' public keys; without it nodes are believed), `set` (changes to the
-    experiment), `late-joiners` (true: clients have no share until they are first heard) and the names of
-    `RoundLimits` with dashes (`query-s`, `train-s`, ...). Methods without rounds need `round-s`, the seconds of a round
-    of time. Other keys are the apps' own.
+    The run's configuration says the rest: `folder` (where to write; an interrupted run goes on there), `keys` (a folder
+    of the clients' public keys; without it nodes are believed), `set` (changes to the experiment), `late-joiners`
+    (true: clients have no share until they are first heard), `differences` (true: clients that hold an earlier model
+    are sent what has changed) and the names of `RoundLimits` with dashes (`query-s`, `train-s`, ...). Methods without
+    rounds need `round-s`, the seconds of a round of time. Other keys are the apps' own.
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's. Where only
     the devices have training data, give instead: sizes, each client's number of samples; test, an (x, y) pair or one
     per client; classes, unless all of them are in the test set. Devices are told classes and task with the model.
@@ -85,14 +86,15 @@ def server_app(
         folder = Path(str(settings.get("folder") or "everfed-out/flower")).expanduser()
         keys = settings.get("keys")
         roster = Roster.read(Path(str(keys)).expanduser()) if keys else None
-        limits, late = limits_in(settings), bool(settings.get("late-joiners"))
+        limits, late, differences = limits_in(settings), flag(settings, "late-joiners"), flag(settings, "differences")
         known = data if sizes is None else sized(sizes, test, task=chosen.task, classes=classes)
         _await_folder(folder, limits.wait_s)
         summary: dict[str, Any] = {}
         opened = {"open_control_api": found} if (found := warn_if_open()) else {}
         for record, ledger in stored_remote_rounds(
-            chosen, grid, folder, data=known, limits=limits, roster=roster, late_joiners=late
-        ):
+            chosen, grid, folder, data=known, limits=limits, roster=roster, late_joiners=late,
+            differences=differences,
+        ):  # fmt: skip
             entry = ledger.entries[-1]
             log.info(
                 "round %d: %d planned, %d done, %d lost, %d refused%s",
@@ -154,11 +156,13 @@ def remote_run(
     roster: Roster | None = None,
     folder: Path | None = None,
     late_joiners: bool = False,
+    differences: bool = False,
 ) -> Run:
     """An experiment whose clients are nodes of this grid: iterate over it for one RoundRecord a round.
 
     data: what the server knows of the clients' data, their sizes and a test set; None: the experiment's.
-    late_joiners: whether clients have no share until they are first heard, as in `joining`.
+    late_joiners: whether clients have no share until they are first heard, as in `joining`. differences: whether those
+    that hold an earlier model are sent what has changed, as in `downlink`.
     """
     if late_joiners:
         if experiment.asynchronous:
@@ -175,14 +179,16 @@ def remote_run(
     refuse_what_is_not_sent(server)
     if experiment.asynchronous:
         flight = Flight(server.params, experiment.compression, setup.fleet.message_bits, experiment.seeds.batch)
-        source = ArrivalServer(setup, flight, grid, limits=limits, roster=roster, folder=folder)
+        source = ArrivalServer(
+            setup, flight, grid, limits=limits, roster=roster, folder=folder, differences=differences
+        )
         setup.look_ahead()
         return AsynchronousRun(setup, source, server, setup.evaluator())
     codec = Codec(experiment.compression, setup.fleet.message_bits, experiment.seeds.batch)
     round_server = RoundServer(
         setup.fleet, experiment.policy, setup.data.shares(), experiment.seeds.schedule,
         limits=limits, roster=roster, folder=folder, late_joiners=late_joiners,
-        codec=codec if codec.active else None,
+        codec=codec if codec.active else None, downlink=Downlink(experiment.downlink, differences),
     )  # fmt: skip
     round_server.told = told_of(setup.data)
     setup.look_ahead(server.rule.waits)

@@ -5,6 +5,9 @@ that does not take part names the first round in which it is worth asking again;
 and the device may disconnect. One that takes part is asked in the next round too: that question tells it that its
 update is on the server's disk, and before that it stays within reach of a server that was restarted. Peers that do not
 know these entries ask and answer every round, as before.
+
+Nobody sleeps longer than it can have reason to. With simulated energy the server knows the client's next round as well
+as the client. With a meter, a policy of windows has a slot in each, so that the next one is within two windows.
 """
 
 from __future__ import annotations
@@ -50,9 +53,10 @@ class Sleepers:
         self.client_of: dict[int, int] = {}  # by node, as far as they have answered
         self.next_at = 0.0  # when the next round may begin, by the wall clock
 
-    def hear(self, node: int, answer: Answer) -> None:
+    def hear(self, node: int, answer: Answer, latest: int) -> None:
+        """latest: the last round until which this client may sleep, by what the server knows of it."""
         self.client_of[node] = answer.client
-        most = answer.round + (1 if answer.join else MOST_ROUNDS)
+        most = answer.round + 1 if answer.join else min(latest, answer.round + MOST_ROUNDS)
         self.until[answer.client] = min(max(answer.next, 0), most) if self.round_s else 0
 
     def asleep(self, client: int, round: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from everfed.arrays import Floats
-from everfed.checks import check_count
+from everfed.checks import check_count, checked
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
+from everfed.flower.codec import Codec
+from everfed.flower.downlink import Downlink
 from everfed.flower.evaluation import mean_metrics
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
@@ -31,6 +34,8 @@ from everfed.flower.pulling import Reply
 from everfed.flower.round_server import Opened, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
 from everfed.flower.wire import ARRAYS, CONFIG, TRAIN, Shapes, as_record
+from everfed.learning.compress import Compressor
+from everfed.learning.downlink import DOWNLINKS, as_sent
 from everfed.scheduling.policies import Policy
 from everfed.server.aggregate import Setting
 from everfed.server.optimizers import ServerOptimizer, ServerSGD
@@ -48,7 +53,9 @@ class EnergyStrategy(Strategy):
     is done with their sum. robust: a defence in the sum's place. folder: where the state is saved after every round; a
     strategy that is started again with the same folder goes on there. late_joiners: clients have no share until they
     are first heard. evaluate_every: rounds between evaluations on all connected clients, by their apps'
-    `@app.evaluate`; 0: none, since they cost energy that is not in the books.
+    `@app.evaluate`; 0: none, since they cost energy that is not in the books. compression: of updates, which
+    `EnergyMod` does on the devices. downlink: "bf16" rounds the model that clients train from, and halves its bytes.
+    differences: clients that hold an earlier model are sent what has changed.
     """
 
     def __init__(
@@ -66,6 +73,9 @@ class EnergyStrategy(Strategy):
         folder: Path | None = None,
         late_joiners: bool = False,
         evaluate_every: int = 0,
+        compression: Compressor | None = None,
+        downlink: str = "full",
+        differences: bool = False,
     ) -> None:
         weights = np.asarray(shares, np.float64)
         if weights.shape != (len(fleet),) or not np.isclose(weights.sum(), 1.0):
@@ -74,9 +84,12 @@ class EnergyStrategy(Strategy):
             folder.mkdir(parents=True, exist_ok=True)
         check_count("evaluate_every", evaluate_every, least=0)
         self.evaluate_every = evaluate_every
+        self.downlink: str = checked("downlink", downlink, Annotated[str, tuple(DOWNLINKS)])
         self.round_server = RoundServer(
             fleet, policy, weights, seed,
             limits=limits, roster=roster, folder=folder, asks_as=TRAIN, late_joiners=late_joiners,
+            codec=Codec(compression, fleet.message_bits, seed) if compression else None,
+            downlink=Downlink(downlink, differences),
         )  # fmt: skip
         self.shares, self.folder, self.robust = weights, folder, robust
         self.rule, self.optimizer = server or Sum(), server_optimizer or ServerSGD()
@@ -100,7 +113,8 @@ class EnergyStrategy(Strategy):
         if not self.shapes:
             self.begin(arrays)
         self.server.params = self._flatten(arrays)
-        self.opened = self.round_server.open(grid, server_round - 1, self.server.params, self.shapes, dict(config))
+        model = as_sent(self.server.params, self.downlink)
+        self.opened = self.round_server.open(grid, server_round - 1, model, self.shapes, dict(config))
         return self.opened.messages
 
     def aggregate_train(

@@ -6,11 +6,14 @@ the client's own can hold; so whoever takes part without a unit in it claims ene
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from everfed.arrays import Bools, Floats
 from everfed.energy.battery import Books
 from everfed.energy.fleet import Fleet
+from everfed.flower.sleep import MOST_ROUNDS
 from everfed.flower.wire import RefusedError
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Clients, Energy, Policy
@@ -37,7 +40,9 @@ class Supply:
         # The weights that a client learns end at a cutoff; others are the policy's own.
         self.fair: Floats = np.maximum(known, float(getattr(policy, "cutoff", 1.0)))
         self._schedule = None if policy.coordinated else Schedule(fleet, policy, seed)
-        self._due: Bools = np.zeros(len(fleet), np.bool_)
+        self._ahead: deque[tuple[Bools, Floats]] = deque()  # the schedule's rounds from the last one on
+        self._cycles = fleet.cycles()
+        self._known = getattr(fleet.arrivals, "known_rounds", None)
         self.scales = self.fair
 
     def advance(self, round: int) -> None:
@@ -47,20 +52,41 @@ class Supply:
             self.harvested += arrived
             self.level = np.minimum(self.level + arrived * self.slack, self.capacity)
             if self._schedule:
-                self._due, scales = self._schedule.step(number)
-                self.scales = np.maximum(self.fair, scales)
+                if number and self._ahead:
+                    self._ahead.popleft()
+                self._look(number, number)
+                self.scales = np.maximum(self.fair, self._ahead[0][1])
         self.passed = max(self.passed, round + 1)
+
+    def _look(self, first: int, last: int) -> None:
+        """Step the schedule up to a round. first: the round that it now begins with."""
+        assert self._schedule
+        for number in range(first + len(self._ahead), last + 1):
+            self._ahead.append(self._schedule.step(number))
 
     @property
     def due(self) -> Bools:
         """Who takes part in the last round by its own schedule, if its energy is the experiment's."""
-        return self._due
+        return self._ahead[0][0] if self._ahead else np.zeros(len(self.fleet), np.bool_)
+
+    def asleep_until(self, client: int, round: int, simulated: bool) -> int:
+        """The last round until which a client can have reason to sleep, from this one on. simulated: as in `Answer`."""
+        if self._schedule is None or not simulated or round != self.passed - 1:
+            return round + 2 * int(self._cycles[client])
+        last = round + MOST_ROUNDS if self._known is None else min(round + MOST_ROUNDS, self._known - 1)
+        for number in range(round + 1, last + 1):
+            self._look(round, number)
+            if self._ahead[number - round][0][client]:
+                return number
+        return round + MOST_ROUNDS
 
     def check_join(self, client: int, scale: float) -> None:
         """Refuse a scale that the policy does not give, and a participation without the energy for it."""
         limit = float(self.scales[client]) * self.slack
         if scale > limit * (1.0 + 1e-9):
             raise RefusedError(f"its scale is {scale:g}, above its limit of {limit:g}")
+        if scale < min(limit, 1.0) * (1.0 - 1e-9):  # no policy gives less; some rules divide by it
+            raise RefusedError(f"its scale is {scale:g}, below {min(limit, 1.0):g}")
         if self.rationed and self.level[client] < min(self.least, 1.0) - _ROUNDING:
             raise RefusedError(
                 f"it takes part without energy: its battery can hold {self.level[client]:.3g} units by now, by the "

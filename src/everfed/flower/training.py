@@ -16,10 +16,11 @@ from everfed.arrays import taken
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.errors import EverfedWarning, InputError
-from everfed.flower.codec import RECORD as UPDATE, Codec
+from everfed.flower.codec import Codec
 from everfed.flower.node_state import Memory
 from everfed.flower.own_data import Told, data_of_client
 from everfed.flower.payload import read
+from everfed.flower.thinning import RECORD as UPDATE
 from everfed.flower.wire import ARRAYS, METRICS, Ask, Vector, as_record
 from everfed.run.experiment import Experiment
 from everfed.run.setup import Setup

@@ -24,11 +24,13 @@ QUERY = "query.everfed"  # "will you train in round r?"
 TRAIN = "train"
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
+NAME = 16  # letters of a model's name
+
 _MOST_J = 1e12  # more than a device uses in its life
 
 Vector = npt.NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]  # of the model's parameters, in the flat vector's order
-_MOST_LOSS = 1e12  # the mean over any number of clients stays finite
+_MOST_LOSS = 1e30  # squared errors of large targets are honest; the mean over any number of clients stays finite
 BOOKS: dict[str, Any] = {part.name: type(part.default) for part in fields(Books)}  # the type of each number
 
 
@@ -81,11 +83,13 @@ class Answer:
     planned: int  # participations up to and including this round, by the client's own schedule
     energy: Books
     next: int = 0  # the first round in which it is worth asking again, as in `sleep`
+    simulated: bool = False  # whether its energy is the experiment's, so that the server knows its rounds as well
     asking_j: float = 0.0  # joules that being asked has cost the device so far
+    holds: str | None = None  # the name of the model that it has kept, "" if none; None: it reads whole models only
 
     def to_record(self) -> ConfigRecord:
-        said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned", "next")}
-        return ConfigRecord({**said, "asking-j": float(self.asking_j), **written(self.energy)})
+        said = {key: getattr(self, key) for key in ("client", "round", "join", "scale", "planned", "next", "simulated")}
+        return ConfigRecord({**said, "asking-j": float(self.asking_j), **kept(self.holds), **written(self.energy)})
 
     @classmethod
     def of(cls, content: RecordDict) -> Answer:
@@ -103,10 +107,25 @@ class Answer:
         asking_j = _number(record, "asking-j", float)
         if not 0.0 <= asking_j <= _MOST_J:  # false for NaN as well
             raise ValueError(f"'asking-j' of the reply is {asking_j}; it must be from 0 to {_MOST_J:g}")
-        return cls(client, round, join, scale, planned, read_books(record), again, asking_j)
+        simulated = record.get("simulated") is True
+        return cls(
+            client, round, join, scale, planned, read_books(record), again, simulated, asking_j, holds_in(record)
+        )
 
 
-def as_record(model: Vector, shapes: Shapes) -> ArrayRecord:
+def kept(holds: str | None) -> dict[str, str]:
+    """The entry of a record that names the model a device has kept."""
+    return {} if holds is None else {"holds": holds}
+
+
+def holds_in(record: ConfigRecord) -> str | None:
+    said = record.get("holds")
+    if said is not None and not (isinstance(said, str) and len(said) in (0, NAME)):
+        raise ValueError(f"'holds' of the reply is {shown(said)}, which is no model's name")
+    return said
+
+
+def as_record(model: npt.NDArray[Any], shapes: Shapes) -> ArrayRecord:
     """A flat vector as Flower's arrays by name."""
     parts, at = {}, 0
     for name, shape in shapes.items():

@@ -48,7 +48,7 @@ class NoAttack:
 
 @dataclass(frozen=True)
 class _Attacking(Checked):
-    clients: tuple[CountOrZero, ...] = ()
+    clients: tuple[CountOrZero, ...] = ()  # the attackers' numbers
     factor: Positive = 1.0  # the length of what is sent, relative to the honest update's
 
 

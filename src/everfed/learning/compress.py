@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from everfed import registry
-from everfed.arrays import Ints
+from everfed.arrays import Ints, summed_squares
 from everfed.checks import Checked, Count
 from everfed.energy.physical import Encoding
 from everfed.learning.task import PlainTrained, Trained
@@ -80,6 +80,9 @@ class Qsgd(_Quantising):
 
     >>> round(Qsgd(bits=8).noise(8), 4)
     0.0317
+
+    bits: of every number, its sign included.
+    bucket: numbers that share one length, by which they are scaled.
     """
 
     bits: Annotated[int, "[2, 16]"] = 8
@@ -94,6 +97,8 @@ class AdaptiveQsgd(_Quantising):
 
     Each device minimises E(b) (1 + noise(b)): with fewer bits it can take part more often.
     Needs a fleet of devices, whose energy for computing and sending is known.
+
+    bucket: numbers that share one length, by which they are scaled.
     """
 
     def choices(self) -> tuple[int, ...]:
@@ -106,6 +111,8 @@ class RandK(Checked):
 
     For comparison only: it sends keep of the bytes at a noise of 1 / keep - 1, so that E(b) (1 + noise(b))
     is never less than that of whole updates.
+
+    keep: the fraction that is sent.
     """
 
     keep: Annotated[float, "(0, 1]"] = 0.1
@@ -165,7 +172,8 @@ def quantise(deltas: Tensor, bits: Tensor, bucket: int, chance: Tensor) -> tuple
     parts = F.pad(deltas, (0, room)).view(count, -1, bucket)
     chance = F.pad(chance, (0, room)).view(count, -1, bucket)
     s = _levels(bits, deltas.dtype)
-    length = parts.norm(dim=2, keepdim=True)
+    # The root in float64: in float32, libraries differ in the last bit, and devices without torch quantise alike.
+    length = summed_squares(parts).double().sqrt().to(deltas.dtype)
     # floor(x + u) with u uniform on [0, 1) is x on average. An empty bucket has no direction to scale.
     level = torch.floor(parts.abs() / torch.where(length == 0.0, 1.0, length) * s + chance)
     return torch.sign(parts), length, torch.minimum(level, s)  # a number can be longer than its bucket by rounding

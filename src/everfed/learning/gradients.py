@@ -32,6 +32,12 @@ class Proximal(Checked):
 
     Adds mu * (w - start) to the gradient, the derivative of mu/2 * |w - start|^2. It limits the drift of many local
     steps on unequal data. Not for few local steps, which it only slows down.
+
+    mu: the strength of the pull.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(gradients=(ef.Proximal(0.1),)).gradients
+    (Proximal(mu=0.1),)
     """
 
     mu: NonNegative = 0.01
@@ -46,6 +52,12 @@ class Clip(Checked):
 
     Bounds a client's update, and so the variance its scale multiplies; a clipped gradient is biased
     (the mean of shortened minibatch gradients is not the shortened mean).
+
+    norm: the greatest length of a gradient.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(gradients=(ef.Clip(5.0), ef.Proximal(0.1))).gradients[0]
+    Clip(norm=5.0)
     """
 
     norm: Positive = 1.0

@@ -15,6 +15,19 @@ class Metrics:
 
     Of each energy group: on its own clients' test samples if those are known, otherwise on the test set re-weighted by
     the group's labels.
+
+    loss: mean over the test samples.
+    accuracy: the part of the samples that are right, 0 to 1.
+    class_accuracy: the same of each class.
+    class_loss: the mean loss of each class.
+    group_accuracy: of each energy group, by its label.
+    group_loss: of each energy group, by its label.
+    own: further metrics of the experiment, by name.
+    breakdown: of those, by group, class and over clients.
+
+    >>> import everfed as ef
+    >>> ef.Metrics(loss=0.5, accuracy=0.9).value("accuracy")
+    0.9
     """
 
     loss: float

@@ -29,7 +29,11 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The same rate for the whole run."""
+    """The same rate for the whole run.
+
+    >>> Constant().factor(3, 10)
+    1.0
+    """
 
     def factor(self, iteration: int, total: int) -> float:
         return 1.0
@@ -37,7 +41,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class InverseTime(Checked):
-    """gamma / (gamma + t). With lr = 2 / (mu * gamma), the step size 2 / (mu (gamma + t)) of the theorem."""
+    """gamma / (gamma + t). With lr = 2 / (mu * gamma), the step size 2 / (mu (gamma + t)) of the theorem.
+
+    gamma: steps after which the rate has halved.
+
+    >>> InverseTime(gamma=10.0).factor(10, 1000)
+    0.5
+    """
 
     gamma: Positive = 100.0
 
@@ -47,7 +57,13 @@ class InverseTime(Checked):
 
 @dataclass(frozen=True)
 class Cosine(Checked):
-    """From 1 down to `final` along half a cosine over the whole run."""
+    """From 1 down to `final` along half a cosine over the whole run.
+
+    final: the fraction of the rate that is left at the end.
+
+    >>> Cosine(final=0.0).factor(5, 10)
+    0.5
+    """
 
     final: Fraction = 0.1
 
@@ -87,7 +103,14 @@ def rate(optimizer: Optimizer, iteration: int, total: int) -> float:
 class SGD(Checked):
     """Gradient descent, optionally with momentum (velocity = momentum * velocity + gradient).
 
-    weight_decay adds weight_decay * w to the gradient.
+    lr: the learning rate, before the schedule.
+    momentum: how much of the velocity stays from step to step; 0: none.
+    weight_decay: adds weight_decay * w to the gradient.
+    schedule: what the rate is multiplied by in the course of the run.
+
+    >>> import everfed as ef
+    >>> ef.SGD(0.2, schedule=ef.Cosine(final=0.1))
+    SGD(lr=0.2, momentum=0.0, weight_decay=0.0, schedule=Cosine(final=0.1))
     """
 
     lr: Positive = 0.1
@@ -117,6 +140,17 @@ class Adam(Checked):
     """Adam (Kingma & Ba, 2015), with torch's bias correction and coupled weight decay.
 
     With kept state every client has its own moments and step count.
+
+    lr: the learning rate, before the schedule.
+    beta1: how much of the mean gradient stays from step to step.
+    beta2: how much of the mean square stays.
+    eps: added to the root of the mean square.
+    weight_decay: adds weight_decay * w to the gradient.
+    schedule: what the rate is multiplied by in the course of the run.
+
+    >>> import everfed as ef
+    >>> ef.Adam(1e-3).beta1
+    0.9
     """
 
     lr: Positive = 1e-3

@@ -45,7 +45,7 @@ class Logistic:
 class Mlp(Checked):
     """One hidden layer."""
 
-    hidden: Count = 64
+    hidden: Count = 64  # units
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs = math.prod(shape)
@@ -113,7 +113,17 @@ registry.table("model", MODELS, Model)
 
 
 def build(name: str, shape: tuple[int, ...], outputs: int, **options: Any) -> nn.Module:
-    """A model of the table for samples of this shape."""
+    """A model of the table for samples of this shape.
+
+    name: one of `MODELS`.
+    shape: of a sample, such as (1, 28, 28).
+    outputs: classes, tokens or numbers.
+    options: of the model, such as hidden=32.
+
+    >>> import everfed as ef
+    >>> sum(p.numel() for p in ef.build("mlp", (1, 8, 8), 10, hidden=32).parameters())
+    2410
+    """
     model: Model = lookup(MODELS, name, "model")(**options)
     return model.build(tuple(shape), outputs)
 

@@ -58,6 +58,9 @@ class ResNet18(Checked):
     """ResNet-18 (He et al., CVPR 2016) for small images, with group normalisation (Wu & He, ECCV 2018).
 
     The stem is one 3x3 convolution without a pool, as is usual for 32x32: 11,173,962 parameters for 10 classes.
+
+    width: channels of the first stage; later ones have two, four and eight times as many.
+    groups: of the group normalisation.
     """
 
     width: Count = 64
@@ -103,6 +106,9 @@ class MobileNet(Checked):
     """MobileNetV2 (Sandler et al., CVPR 2018) for small images, with group normalisation.
 
     width scales the channels of every layer: 2,236,682 parameters for 10 classes at width 1.
+
+    width: a factor of the channels of every layer.
+    groups: of the group normalisation.
     """
 
     width: Positive = 1.0

@@ -34,6 +34,10 @@ class CharLstm(Checked):
     """The recurrent model of LEAF's Shakespeare (Caldas et al., 2018): an embedding of 8, two LSTM layers of 256.
 
     It gives the scores of the next token at every position. dropout: between the LSTM layers.
+
+    embedding: numbers per token.
+    hidden: units of a layer.
+    layers: of LSTM cells.
     """
 
     tasks: ClassVar[tuple[str, ...]] = (NEXT_TOKEN,)
@@ -97,6 +101,11 @@ class CharGpt(Checked):
     length: the most tokens it can take; 0: as many as the samples have. tied: the output layer uses the embedding's
     weights. pretrained: a safetensors file of the same model's weights to begin with (`everfed export` writes it).
     lora: if not 0, only adapters of this rank of the attention's weights are trained (adapters.py), all else is frozen.
+
+    layers: of attention.
+    width: numbers per position.
+    heads: of each attention.
+    dropout: of attention and layers.
     """
 
     tasks: ClassVar[tuple[str, ...]] = (NEXT_TOKEN,)

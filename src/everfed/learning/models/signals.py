@@ -17,6 +17,10 @@ class DsCnn(Checked):
 
     A 10x4 convolution of stride 2, then `blocks` of a depthwise 3x3 and a 1x1 convolution, then the mean. The defaults
     are the paper's small network. Group normalisation replaces batch normalisation.
+
+    width: channels.
+    blocks: how many.
+    groups: of the group normalisation.
     """
 
     width: Count = 64
@@ -38,6 +42,9 @@ class HarCnn(Checked):
     """Activity recognition from windows of sensor values (channels, length).
 
     Two convolutions of 5 with pooling, of `width` and twice as many channels, and one hidden layer.
+
+    width: channels of the first convolution.
+    hidden: units of the hidden layer.
     """
 
     width: Count = 32
