@@ -31,6 +31,23 @@ class Books:
     initial + harvested + shortfall = spent + standby + lost + leaked + wasted + stored, at every
     round. `shortfall` is energy that was spent but not available; `violations` counts such participations. `lost` is
     the energy of rounds that failed because the battery ran out, `brownouts` their number.
+
+    harvested: energy that arrived.
+    spent: on training and sending.
+    wasted: what did not fit into full batteries.
+    stored: in the batteries now.
+    shortfall: spent without having been there.
+    violations: participations without enough energy.
+    initial: in the batteries at the start.
+    standby: drawn between rounds.
+    leaked: out of the batteries.
+    lost: spent on rounds that failed.
+    brownouts: how many failed.
+
+    >>> import everfed as ef
+    >>> *_, last = ef.plan(ef.Fleet.from_cycles([1, 2]), "greedy", rounds=4)
+    >>> last.energy.harvested, last.energy.spent, last.energy.wasted
+    (6.0, 6.0, 0.0)
     """
 
     harvested: float = 0.0

@@ -23,6 +23,8 @@ class Device(Checked):
     step_s: seconds of one local step; it depends on the model, so a preset's is only a start.
     source: the published source of the powers ("": none, they are guesses). guessed: figures that are not
     from the source.
+    idle_w: power while it is awake without training, W (None: as asleep): on air, and for awake_s seconds of a round
+    that it takes part in.
     """
 
     active_w: NonNegative
@@ -30,6 +32,13 @@ class Device(Checked):
     step_s: NonNegative = 1.0
     source: str = ""
     guessed: tuple[str, ...] = ("step_s",)
+    idle_w: NonNegative | None = None
+    awake_s: NonNegative = 0.0
+
+    @property
+    def extra_idle_w(self) -> float:
+        """What it draws awake without training, beyond sleep."""
+        return 0.0 if self.idle_w is None else max(self.idle_w - self.sleep_w, 0.0)
 
 
 @dataclass(frozen=True)
@@ -104,10 +113,15 @@ class RoundCost:
     train_s: float
     up_s: float
     down_s: float
+    awake_s: float = 0.0  # before and after, without training or traffic
+
+    @property
+    def air_s(self) -> float:
+        return self.up_s + self.down_s
 
     @property
     def busy_s(self) -> float:
-        return self.train_s + self.up_s + self.down_s
+        return self.train_s + self.air_s + self.awake_s
 
 
 def round_cost(
@@ -119,23 +133,25 @@ def round_cost(
     downloads: bool = True,
     round_s: float = math.inf,
     sent: float = 1.0,
+    received: float = 1.0,
 ) -> RoundCost:
     """The cost of local_steps training steps, sending the update, and fetching the model if it `downloads`.
 
     round_s: the length of a round, s; an error if training and sending, one after the other and within the radio's duty
     cycle, do not fit.
-    sent: the size of the update as a fraction of the model's.
+    sent, received: the sizes of the update and of the model as it is fetched, as fractions of the model's.
 
     >>> round_cost(device("raspberry-pi-4b"), radio("wifi"), local_steps=5, model_mb=4.3).joules
     31.52
     """
     check_count("local_steps", local_steps)
     check_within("[0, inf)", model_mb=model_mb)
-    up_mb, down_mb = model_mb * sent, model_mb if downloads else 0.0
+    up_mb, down_mb = model_mb * sent, model_mb * received if downloads else 0.0
     train_s, (up_s, down_s) = local_steps * computer.step_s, link.air_s(up_mb, down_mb)
     compute = train_s * max(computer.active_w - computer.sleep_w, 0.0)
     traffic = up_mb * link.up_j_per_mb + down_mb * link.down_j_per_mb + (link.wake_j if model_mb else 0.0)
-    found = RoundCost(round(compute + traffic, 12), train_s, up_s, down_s)
+    waiting = (up_s + down_s + computer.awake_s) * computer.extra_idle_w
+    found = RoundCost(round(compute + traffic + waiting, 12), train_s, up_s, down_s, computer.awake_s)
     _check_fits(found, computer, link, local_steps, up_mb, down_mb, round_s)
     return found
 
@@ -160,7 +176,8 @@ def _check_fits(
                 f"{round_s:g} s{limit}{said}; give longer rounds, a smaller model, compression or a faster radio."
             )
     if cost.busy_s > round_s:
+        awake = f" and {cost.awake_s:.4g} s awake" if cost.awake_s else ""
         raise InputError(
-            f"{cost.train_s:.4g} s of training and {cost.up_s + cost.down_s:.4g} s on air take {cost.busy_s:.4g} s, "
+            f"{cost.train_s:.4g} s of training and {cost.air_s:.4g} s on air{awake} take {cost.busy_s:.4g} s, "
             f"and a round has {round_s:g} s; give longer rounds, fewer steps or a smaller model."
         )

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from everfed.arrays import Floats, Ints, Seeds
-from everfed.checks import check_numbers, checked
+from everfed.checks import Count, check_numbers, checked
 from everfed.energy.arrivals import ARRIVALS, Arrivals
 from everfed.energy.battery import IDEAL, Storage
-from everfed.errors import InputError, shown, some
+from everfed.errors import InputError, counted, shown, some
 from everfed.machine import check_memory
 from everfed.registry import lookup
+from everfed.showing import axes, svg
+from everfed.showing.card import Card, Grid, Shown, numeral, span
 
 # The Philox counter has 32 bits for the client and 32 for the round or window.
 MAX_CYCLE = 2**31 - 1
@@ -22,6 +25,7 @@ _MAX_CLIENTS = 2**32 - 3  # synthetic data have two of the numbers
 # Units a round: above it a full battery's level, the harvest less what does not fit, would lose its digits.
 MOST_HARVESTED = 1e12
 _BYTES_A_CLIENT = 120  # of a schedule's arrays, at least
+_DRAWN = 20_000_000  # clients x rounds whose harvest is drawn
 
 
 def check_clients(clients: int) -> None:
@@ -40,9 +44,17 @@ class Group:
     cycles: tuple[int, int]
 
 
-@dataclass(frozen=True, eq=False)
-class Fleet:
-    """Clients and their energy. Build one with `Fleet.from_cycles`.
+@dataclass(frozen=True, eq=False, repr=False)
+class Fleet(Shown):
+    """Clients and their energy. Build one with `Fleet.from_cycles`, or from devices in watts with `DeviceFleet`.
+
+    arrivals: when energy arrives, in units: one unit is one round of training.
+    capacity: [N] units that each battery holds.
+    storage: leakage, charging losses, standby and brown-outs.
+    unit_j: [N] joules of a client's unit; None: energy is counted in units.
+    labels: names of the groups, if the fleet has named groups.
+    group_of: [N] the group of each client, a number of `labels`.
+    message_bits: [N] bits per number of each client's update, if chosen by the compression.
 
     >>> fleet = Fleet.from_cycles([1, 5, 10, 20] * 10)
     >>> len(fleet), fleet.cycles()[:4].tolist()
@@ -79,13 +91,17 @@ class Fleet:
         capacity: float | Sequence[float] | None = None,
         storage: Storage = IDEAL,
     ) -> Fleet:
-        """A fleet from the paper's renewal cycles E_i: rounds needed to harvest one unit.
+        """A fleet from the paper's renewal cycles.
 
+        cycles: E_i, rounds that each client needs to harvest one round's energy.
         offsets: the round at which each client starts (default 0: all hold a unit at round 0).
         arrivals: "lump" (a unit at the start of every window) or "trickle" (1/E per round).
         capacity: battery size in units (default: 1 for lump, 2 for trickle, which never waste
             energy under Algorithm 1).
         storage: leakage, charging losses, standby and brown-outs (default: none).
+
+        >>> Fleet.from_cycles([1, 5, 10], arrivals="trickle").capacity.tolist()
+        [1.0, 2.0, 2.0]
         """
         e = _whole_numbers(cycles, "cycle", least=1)
         if len(e) == 0:
@@ -181,6 +197,13 @@ class Fleet:
                 found.append((float(cycles.mean()), Group(label, clients, (int(cycles.min()), int(cycles.max())))))
         return [group for _, group in sorted(found, key=lambda pair: pair[0])]
 
+    def name_of(self, client: int) -> str:
+        """A client in a sentence: with its group's name, if groups have names."""
+        if self.group_of is None:
+            return f"client {client}"
+        group = int(self.group_of[client])
+        return f"{self.labels[group]}, device {client - int(np.argmax(self.group_of == group))}"
+
     def check_rounds(self, rounds: int) -> None:
         """Raise an error if the run is longer than its known energy supply."""
         known: int | None = getattr(self.arrivals, "known_rounds", None)
@@ -194,6 +217,82 @@ class Fleet:
         """Clients whose last window the horizon cuts short."""
         left = np.maximum(rounds - self.offsets(), 0)
         return np.flatnonzero(left % self.cycles() != 0)
+
+    def plot(self, rounds: int | None = None, *, seed: int = 0, ax: Any = None) -> Any:
+        """The rounds of training that each energy group's harvest pays for, over time; returns Matplotlib's axes.
+
+        Harvested units since the start, a client's mean in its group; batteries may not hold all of it.
+        rounds: how many to draw (default: two of the longest cycle). seed: of random arrivals.
+        """
+        ax = axes.axes(ax)
+        shown = self._drawn_rounds() if rounds is None else checked("rounds", rounds, Count)
+        self.check_rounds(shown)
+        for place, (label, paid) in enumerate(self._paid_for(shown, seed)):
+            ax.plot(np.arange(1, shown + 1), paid, color=axes.colour(place), linewidth=1.8, label=label)
+        ax.set(xlabel="round", ylabel="units harvested per client", xlim=(0, shown), ylim=(0, None))
+        axes.whole_rounds(ax)
+        axes.title(ax, f"What the harvest pays for, in rounds of training: {counted(len(self), 'client')}")
+        axes.grid(ax)
+        axes.legend(ax)
+        return ax
+
+    def _paid_for(self, rounds: int, seed: int = 0) -> list[tuple[str, Floats]]:
+        """By group: what a client has harvested after each round, in units, on average."""
+        groups = self.groups()
+        arrived = np.zeros((len(groups), rounds))
+        for r in range(rounds):
+            harvest = self.harvest(r, seed)
+            arrived[:, r] = [harvest[group.clients].mean() for group in groups]
+        return [(group.label, row) for group, row in zip(groups, arrived.cumsum(axis=1), strict=True)]
+
+    def _drawn_rounds(self) -> int:
+        """Two of the longest cycle that is not rare, as far as the supply is known and the fleet is not too large."""
+        longest = 2 * int(np.quantile(self.cycles(), 0.99, method="lower"))
+        known: int = getattr(self.arrivals, "known_rounds", None) or 500
+        return max(1, min(max(40, longest), known, 500, _DRAWN // len(self)))
+
+    def _card(self) -> Card:
+        kind = next((name for name, kind in ARRIVALS.items() if type(self.arrivals) is kind), None)
+        mean = float((1.0 / self.cycles()).sum())
+        facts = [
+            ("energy arrives", kind or type(self.arrivals).__name__),
+            ("pays for", f"{numeral(mean)} clients a round, on average"),
+        ]
+        if self.storage is not IDEAL:
+            facts.append(("batteries", _storage_words(self.storage)))
+        if self.unit_j is not None:
+            facts.append(("a unit", f"{span(float(self.unit_j.min()), float(self.unit_j.max()))} J"))
+        rows = []
+        for group in self.groups():
+            held = self.capacity[group.clients]
+            rows.append(
+                (
+                    group.label,
+                    f"{len(group.clients):,}",
+                    span(*group.cycles),
+                    span(float(held.min()), float(held.max())),
+                )
+            )
+        grid = Grid.of(("energy group", "clients", "rounds per unit", "battery, units"), rows)
+        return Card(f"Fleet of {counted(len(self), 'client')}", facts, grid, self._picture)
+
+    def _picture(self) -> str:
+        rounds = self._drawn_rounds()
+        if rounds < 10:  # too large for a glance
+            return svg.bars([len(group.clients) for group in self.groups()], "clients", "energy groups")
+        at = np.arange(1, rounds + 1).tolist()
+        paid = [(label, at, row.tolist()) for label, row in self._paid_for(rounds)]
+        return svg.lines(paid, "units harvested, by round", 0.0)
+
+
+def _storage_words(storage: Storage) -> str:
+    """What sets batteries apart from ideal ones: 'leak 0.01, standby 0.002 to 0.01'."""
+    out = []
+    for name in ("charging", "leak", "standby", "start", "cost_spread"):
+        value = np.asarray(getattr(storage, name))
+        if np.any(value != getattr(IDEAL, name)):
+            out.append(f"{name.replace('_', ' ')} {span(float(value.min()), float(value.max()))}")
+    return ", ".join([*out, *(["brown out"] if storage.browns_out else [])])
 
 
 def alike(keys: Ints) -> list[Ints]:

@@ -64,7 +64,8 @@ class Profile:
         _refuse((site < 0) | (site >= len(table)), "the site of client", f"is not one of 0 to {len(table) - 1}")
         _refuse(~((gain > 0.0) & np.isfinite(gain)), "the gain of client", "is not a finite number above 0")
         _refuse(offsets < 0, "the offset of client", "is negative; every offset is a round from 0 up")
-        _refuse(self.mean == 0.0, "client", "harvests nothing in the whole table and could never train")
+        if self.known_cycles is None:  # a cycle that is set may be a promise that nothing keeps
+            _refuse(self.mean == 0.0, "client", "harvests nothing in the whole table and could never train")
 
     @cached_property
     def site_means(self) -> Floats:

@@ -17,7 +17,6 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,29 +25,18 @@ import numpy as np
 
 from everfed.arrays import Bools, Floats
 from everfed.checks import check_within
+from everfed.energy.gaps import REFUSE, Gaps
 from everfed.energy.trace import Series
-from everfed.errors import InputError, extra
+from everfed.energy.weather import ANYWHERE, HOUR_S, Place, Weather, clear_sky, pvlib, read_weather
+from everfed.errors import InputError
 from everfed.registry import lookup
 
-HOUR_S, DAY_S, HOURS = 3600.0, 86400.0, 8760
-TYPICAL_START_S = datetime(2001, 1, 1, tzinfo=UTC).timestamp()  # any year without a 29 February serves
+DAY_S = 86400.0
 DAYS_BEFORE_MONTH = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365)
 
 ALBEDO = 0.25
 RACK = "open_rack_glass_polymer"
 GAMMA_PER_K = -0.004
-# A clear sky comes without weather.
-CLEAR_TEMPERATURE_C, CLEAR_WIND_M_S = 20.0, 1.0
-
-# What an hour may hold; files mark missing values by numbers far outside, such as 9999.
-PLAUSIBLE = {
-    "ghi": (0.0, 1500.0),
-    "dni": (0.0, 1500.0),
-    "dhi": (0.0, 1500.0),
-    "temp_air": (-90.0, 60.0),
-    "wind_speed": (0.0, 99.0),
-}
-TMY2_NAMES = {"GHI": "ghi", "DNI": "dni", "DHI": "dhi", "DryBulb": "temp_air", "Wspd": "wind_speed"}
 
 
 @dataclass(frozen=True)
@@ -66,21 +54,6 @@ SITES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Weather:
-    """A year of hours from 1 January in local standard time, columns named as in PLAUSIBLE.
-
-    utc_h: hours that local time is ahead of UTC. sun_h: the moment of its hour that a row's
-    irradiance is for.
-    """
-
-    latitude: float
-    longitude: float
-    utc_h: float
-    columns: dict[str, Floats]
-    sun_h: float = 0.5
-
-
 def site_power(
     site: str | None = None,
     *,
@@ -90,11 +63,15 @@ def site_power(
     path: str | Path | None = None,
     latitude: float | None = None,
     longitude: float | None = None,
+    utc_h: float | None = None,
+    gaps: Gaps = REFUSE,
 ) -> Series:
     """Power of one watt-peak of panel, in W, hour by hour from 1 January, local standard time (utc_h of the series).
 
-    The weather is that of one of SITES, or of a typical year in a file (path: TMY3, TMY2, EPW or
-    PVGIS CSV), or a clear sky by latitude and longitude (degrees north and east).
+    The weather is that of one of SITES, or of a typical year in a file (path: TMY3, TMY2, EPW or PVGIS CSV), or a
+    clear sky by latitude and longitude (degrees north and east). Or path is a CSV table of irradiance
+    (`weather_table`) measured at latitude and longitude: then the series is as long as the table, in its steps. Its
+    utc_h is for times without an offset, and its gaps are filled by a rule.
 
     tilt_deg: 0 is horizontal, 90 vertical. azimuth_deg: orientation, clockwise from north; 180 is
     south, so give 0 south of the equator. losses: share lost in dirt, wires and the converter.
@@ -102,23 +79,31 @@ def site_power(
     check_within("[0, 90]", tilt_deg=tilt_deg)
     check_within("[0, 360]", azimuth_deg=azimuth_deg)
     check_within("[0, 1]", losses=losses)
-    panel = (float(tilt_deg), float(azimuth_deg), float(losses))
-    clear = latitude is not None or longitude is not None
-    if (site is not None) + (path is not None) + clear != 1:
+    weather = weather_at(site, path=path, place=Place(latitude, longitude, utc_h), gaps=gaps)
+    return power_of(weather, float(tilt_deg), float(azimuth_deg), float(losses))
+
+
+def weather_at(
+    site: str | None = None, *, path: str | Path | None = None, place: Place = ANYWHERE, gaps: Gaps = REFUSE
+) -> Weather:
+    """The weather of one of SITES, of a file, or of a clear sky at a place."""
+    located = place.latitude is not None or place.longitude is not None
+    if (site is not None) + (path is not None or located) != 1:
         raise InputError("give one of site, path, or latitude with longitude as the source of the weather.")
-    if clear:
-        check_within("[-90, 90]", latitude=latitude)
-        check_within("[-180, 180]", longitude=longitude)
-        return _power(_clear_sky(float(latitude), float(longitude)), *panel)  # type: ignore[arg-type]
+    if located:
+        check_within("[-90, 90]", latitude=place.latitude)
+        check_within("[-180, 180]", longitude=place.longitude)
     if site is not None:
         file = lookup(SITES, site, "site").file
-        source = Path(_pvlib().__file__).parent / "data" / file
-    else:
-        source = Path(str(path)).resolve()
+        source, place = Path(pvlib().__file__).parent / "data" / file, ANYWHERE
+    elif path is not None:
+        source = Path(path).resolve()
         if not source.is_file():
             raise InputError(f"there is no weather file at {path}.")
-        _pvlib()
-    return _power(_read_weather(source, hashlib.sha256(source.read_bytes()).hexdigest()), *panel)
+        pvlib()
+    else:
+        return clear_sky(float(place.latitude), float(place.longitude))  # type: ignore[arg-type]
+    return read_weather(source, hashlib.sha256(source.read_bytes()).hexdigest(), place, gaps)
 
 
 def from_day(series: Series, day: str) -> Series:
@@ -145,30 +130,16 @@ def month_and_day(day: str) -> tuple[int, int]:
     return month, date
 
 
-def _pvlib() -> Any:
-    return extra("pvlib", "energy from the sun needs", "solar")
-
-
-def _hours(utc_h: float, moment_h: float) -> Any:
-    """The same moment of every hour of a local year, as UTC times. Any year without a 29 February serves."""
-    import pandas
-
-    start = pandas.Timestamp("2001-01-01", tz="UTC") + pandas.Timedelta(hours=moment_h - utc_h)
-    return pandas.date_range(start, periods=HOURS, freq="h")
-
-
 # Weathers are compared as objects: the functions that make them are cached, too.
-@lru_cache(maxsize=256)
-def _power(weather: Weather, tilt: float, azimuth: float, losses: float) -> Series:
-    pvlib = _pvlib()
-    place = (weather.latitude, weather.longitude)
-    sky = weather.columns
-    sun = pvlib.solarposition.get_solarposition(_hours(weather.utc_h, weather.sun_h), *place)
-    plane = pvlib.irradiance.get_total_irradiance(
+@lru_cache(maxsize=1024)
+def power_of(weather: Weather, tilt: float, azimuth: float, losses: float) -> Series:
+    """Power of one watt-peak under this weather."""
+    sky, (zenith, direction) = weather.columns, _sun(weather)
+    plane = pvlib().irradiance.get_total_irradiance(
         tilt,
         azimuth,
-        sun["apparent_zenith"].to_numpy(),
-        sun["azimuth"].to_numpy(),
+        zenith,
+        direction,
         sky["dni"],
         sky["ghi"],
         sky["dhi"],
@@ -176,88 +147,32 @@ def _power(weather: Weather, tilt: float, azimuth: float, losses: float) -> Seri
         model="isotropic",
     )
     light = np.asarray(plane["poa_global"], np.float64)
-    rack = pvlib.temperature.TEMPERATURE_MODEL_PARAMETERS["sapm"][RACK]
-    cell = pvlib.temperature.sapm_cell(light, sky["temp_air"], sky["wind_speed"], **rack)
-    power: Floats = np.asarray(pvlib.pvsystem.pvwatts_dc(light, cell, 1.0, GAMMA_PER_K)) * (1.0 - losses)
+    rack = pvlib().temperature.TEMPERATURE_MODEL_PARAMETERS["sapm"][RACK]
+    cell = pvlib().temperature.sapm_cell(light, sky["temp_air"], sky["wind_speed"], **rack)
+    power: Floats = np.asarray(pvlib().pvsystem.pvwatts_dc(light, cell, 1.0, GAMMA_PER_K)) * (1.0 - losses)
     power = np.where(_up(weather), np.maximum(power, 0.0), 0.0).astype(np.float64)
-    seconds = np.arange(HOURS, dtype=np.float64) * HOUR_S
+    seconds = np.arange(len(power), dtype=np.float64) * weather.step_s
     for array in (power, seconds):
         array.setflags(write=False)  # it is shared by all who ask for it again
-    return Series(seconds, power, HOUR_S, TYPICAL_START_S, weather.utc_h)
+    return Series(seconds, power, weather.step_s, weather.start_s, weather.utc_h, weather.filled)
+
+
+@lru_cache(maxsize=64)
+def _sun(weather: Weather) -> tuple[Floats, Floats]:
+    """[steps] the sun's zenith and its azimuth, at the moment of each step that its irradiance is for."""
+    sun = _position(weather, weather.sun_h)
+    return sun["apparent_zenith"].to_numpy(), sun["azimuth"].to_numpy()
 
 
 @lru_cache(maxsize=64)
 def _up(weather: Weather) -> Bools:
-    """[hours] whether the sun's upper rim shows at some moment of the hour: else it is night."""
-    up = np.zeros(HOURS, bool)
-    for moment in (weather.sun_h - 0.5, weather.sun_h, weather.sun_h + 0.5):
-        sun = _pvlib().solarposition.get_solarposition(
-            _hours(weather.utc_h, moment), weather.latitude, weather.longitude
-        )
-        up |= sun["apparent_elevation"].to_numpy() > -0.27  # half the sun's width
+    """[steps] whether the sun's upper rim shows at some moment of the step: else it is night."""
+    up, half_h = np.zeros(len(weather.columns["ghi"]), bool), weather.step_s / HOUR_S / 2.0
+    for moment in (weather.sun_h - half_h, weather.sun_h, weather.sun_h + half_h):
+        up |= _position(weather, moment)["apparent_elevation"].to_numpy() > -0.27  # half the sun's width
     return up
 
 
-@lru_cache(maxsize=64)
-def _clear_sky(latitude: float, longitude: float) -> Weather:
-    """Ineichen and Perez' clear sky, with pvlib's maps of height and of haze by month."""
-    utc_h = round(longitude / 15.0)
-    times = _hours(utc_h, 0.5)
-    outside = _pvlib().irradiance.get_extra_radiation(times.day_of_year.to_numpy())
-    place = _pvlib().location.Location(latitude, longitude)
-    sky = place.get_clearsky(times, dni_extra=outside, interp_turbidity=False)
-    columns = {name: np.nan_to_num(sky[name].to_numpy()) for name in ("ghi", "dni", "dhi")}
-    columns["temp_air"] = np.full(HOURS, CLEAR_TEMPERATURE_C)
-    columns["wind_speed"] = np.full(HOURS, CLEAR_WIND_M_S)
-    return Weather(latitude, longitude, utc_h, columns)
-
-
-@lru_cache(maxsize=64)
-def _read_weather(path: Path, sha256: str) -> Weather:
-    """The weather in a file, read again if its content has changed."""
-    suffix = path.suffix.lower()
-    kinds = {".epw": "EPW", ".tm2": "TMY2", ".csv": "TMY3"}
-    if suffix not in kinds:
-        raise InputError(f"weather is read from .csv (TMY3, PVGIS), .tm2 and .epw files; got {path}.")
-    kind = kinds[suffix]
-    try:
-        with path.open("rb") as file:
-            head = [file.readline().decode("latin-1") for _ in range(4)]
-        if kind == "TMY3" and head[0].startswith("Latitude (decimal degrees)"):
-            kind = "PVGIS"
-        weather = _read_pvgis(path, head) if kind == "PVGIS" else _read_hours(path, kind)
-    except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
-        raise InputError(f"{path} cannot be read as a typical year in the {kind} format: {error}.") from error
-    for name, (low, high) in PLAUSIBLE.items():
-        column = weather.columns[name]
-        if len(column) != HOURS:
-            raise InputError(f"{path} has {len(column)} hours; a typical year has {HOURS}.")
-        bad = np.flatnonzero(~((column >= low) & (column <= high)))
-        if len(bad):
-            raise InputError(f"{path}: {name} is {column[bad[0]]:g} in hour {bad[0] + 1}, outside {low:g} to {high:g}.")
-    return weather
-
-
-def _read_hours(path: Path, kind: str) -> Weather:
-    """Formats whose rows are the hours of local standard time, in order."""
-    read = _pvlib().iotools
-    if kind == "TMY3":
-        data, about = read.read_tmy3(str(path), map_variables=True)
-    elif kind == "TMY2":
-        data, about = read.read_tmy2(str(path))
-        data = data.rename(columns=TMY2_NAMES)
-        data[["temp_air", "wind_speed"]] /= 10.0  # the file counts in tenths, and the reader leaves it so
-    else:
-        data, about = read.read_epw(str(path))
-    columns = {name: data[name].to_numpy(np.float64) for name in PLAUSIBLE}
-    return Weather(float(about["latitude"]), float(about["longitude"]), float(about["TZ"]), columns)
-
-
-def _read_pvgis(path: Path, head: list[str]) -> Weather:
-    """PVGIS counts hours in UTC, and gives the irradiance of a moment in each: on the hour, or so much after it."""
-    about = dict(line.split(":", 1) for line in head if ":" in line)
-    latitude, longitude = (float(about[f"{name} (decimal degrees)"]) for name in ("Latitude", "Longitude"))
-    data = _pvlib().iotools.read_pvgis_tmy(str(path), map_variables=True)[0]
-    utc_h = round(longitude / 15.0)
-    columns = {name: np.roll(data[name].to_numpy(np.float64), utc_h) for name in PLAUSIBLE}
-    return Weather(latitude, longitude, utc_h, columns, float(about.get("Irradiance Time Offset (h)", 0.0)))
+def _position(weather: Weather, moment_h: float) -> Any:
+    times = weather.moments(moment_h)
+    return pvlib().solarposition.get_solarposition(times, weather.latitude, weather.longitude)

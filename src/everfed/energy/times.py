@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from everfed.arrays import Floats
+from everfed.arrays import Floats, Ints
+from everfed.energy.gaps import REFUSE, Gaps
 from everfed.energy.trace_file import TIME_UNITS, Rows, number, shown
 
 # Unix times of measurements, s: 1985 to 2100. A time from 0 on is shorter than the first.
@@ -29,40 +30,51 @@ JITTER = 0.01
 
 class Times(NamedTuple):
     """step_s: from row to row. start_s: when the first row begins, as Unix time of its own clock (None: no date).
-    zoned: whether that clock is UTC; else its time zone is unknown."""
+    zoned: whether that clock is UTC; else its time zone is unknown.
+    places: the step of each row, counted from 0; where rows are missing, some steps have none."""
 
     step_s: float
     start_s: float | None
     zoned: bool
+    places: Ints
+
+    @property
+    def steps(self) -> int:
+        """Steps from the first row to the last."""
+        return int(self.places[-1]) + 1
 
 
-def read_times(rows: Rows) -> Times:
+def read_times(rows: Rows, gaps: Gaps = REFUSE) -> Times:
     """Evenly spaced times, or an error that names the row that comes early, late or out of order."""
+
+    def times(seconds: Floats, start_s: float | None, zoned: bool) -> Times:
+        step_s, places = _steps(rows, seconds, gaps)
+        return Times(step_s, start_s, zoned, places)
+
     first = rows.times[0]
     if isinstance(first, datetime) or not math.isfinite(number(first)):
         stamps, zoned = _dates(rows)
-        return Times(_step(rows, stamps - stamps[0]), float(stamps[0]), zoned or rows.utc)
+        return times(stamps - stamps[0], float(stamps[0]), zoned or rows.utc)
     compact = _compact(rows)
     if compact is not None:
-        return Times(_step(rows, compact - compact[0]), float(compact[0]), rows.utc)
+        return times(compact - compact[0], float(compact[0]), rows.utc)
     counts = _counts(rows)
     unit = rows.time_unit or _unix_unit(rows, counts[0])
     scale = TIME_UNITS[unit]
     # Whole numbers are subtracted as such: nanoseconds since 1970 have more digits than a float.
     seconds = np.array([float(count - counts[0]) for count in counts]) * scale
-    step_s = _step(rows, seconds)
     begins = float(counts[0]) * scale
     if unit == "excel":
-        return Times(step_s, begins + _EXCEL_EPOCH, rows.utc)
+        return times(seconds, begins + _EXCEL_EPOCH, rows.utc)
     if _FIRST <= begins <= _LAST:
-        return Times(step_s, begins, True)
+        return times(seconds, begins, True)
     if abs(begins) >= _FIRST or rows.unix:
         raise rows.error(0, f"the time is {shown(first)}, which is not a date in {unit}; {_how(rows)}")
-    return Times(step_s, None, False)
+    return times(seconds, None, False)
 
 
-def _step(rows: Rows, seconds: Floats) -> float:
-    """The time from row to row, in s."""
+def _steps(rows: Rows, seconds: Floats, gaps: Gaps) -> tuple[float, Ints]:
+    """The time from row to row, in s, and the step of each row."""
     apart = np.diff(seconds)
     back = np.flatnonzero(apart <= 0.0)
     if len(back):
@@ -71,15 +83,26 @@ def _step(rows: Rows, seconds: Floats) -> float:
         said = f"its time is {twice} that of the row before it; sort the rows by time, one row per time."
         raise rows.error(row, said + _summer_time(rows, float(apart[back[0]]) - float(np.median(apart))))
     usual = float(np.sort(apart)[(len(apart) - 1) // 2])
-    uneven = np.flatnonzero(np.abs(apart - usual) > JITTER * usual)
+    # Where gaps may be filled in, as many rows are missing as fit between two; else the next row is one step on.
+    ahead = np.ones(len(apart)) if gaps.refuses else np.maximum(np.rint(apart / usual), 1.0)
+    uneven = np.flatnonzero(np.abs(apart - ahead * usual) > JITTER * usual * ahead)
     if len(uneven):
         row, off = int(uneven[0]) + 1, float(apart[uneven[0]])
         if off > usual:
             said = f"a gap of {off:g} s before it, where rows are {usual:g} s apart; fill it in, or cut the trace."
+            if gaps.refuses:
+                said = said[:-1] + ', or say gaps = "hold", "zero" or "interpolate".'
+            else:
+                said = f"{off:g} s after the row before it, which is no whole number of steps of {usual:g} s."
         else:
             said = f"only {off:g} s after the row before it, where rows are {usual:g} s apart; make the steps even."
         raise rows.error(row, said + _summer_time(rows, off - usual))
-    return float(seconds[-1] - seconds[0]) / (len(seconds) - 1)
+    places = np.append(0, np.cumsum(ahead)).astype(np.int64)
+    most = len(rows.times) + float(gaps.longest_h) * 3600.0 / usual * len(rows.times)
+    if places[-1] > most:  # before anything of that length is made
+        row = int(np.argmax(apart)) + 1
+        raise rows.error(row, f"a gap of {apart.max():g} s before it, longer than longest_gap_h; cut the file there.")
+    return float(seconds[-1] - seconds[0]) / int(places[-1]), places
 
 
 def _summer_time(rows: Rows, jump: float) -> str:

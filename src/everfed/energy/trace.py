@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from everfed.arrays import Floats
+from everfed.arrays import Bools, Floats
 from everfed.checks import check_within
+from everfed.energy.gaps import REFUSE, Gaps, fill
 from everfed.energy.times import read_times
-from everfed.energy.trace_file import ENERGY, UNITS, Columns, Rows, number, read_rows, shown
+from everfed.energy.trace_file import ENERGY, UNITS, Columns, Rows, is_missing, number, read_rows, shown
 from everfed.errors import InputError
 from everfed.files import read_file
 
@@ -38,6 +39,7 @@ class Series:
     start_s: when the first step starts, by the clock of the series, as if that were UTC: seconds since
         1970 (None: no date). A typical year starts on 1 January 2001.
     utc_h: hours that this clock is ahead of UTC (None: not known).
+    filled: the share of steps whose rows were missing and were filled in.
     """
 
     seconds: Floats
@@ -45,6 +47,7 @@ class Series:
     step_s: float
     start_s: float | None = None
     utc_h: float | None = None
+    filled: float = 0.0
 
     @property
     def duration_s(self) -> float:
@@ -61,13 +64,14 @@ def read_trace(
     time_unit: str | None = None,
     utc_h: float | None = None,
     sha256: str | None = None,
+    gaps: Gaps = REFUSE,
 ) -> Series:
     """The power in a CSV or Parquet file.
 
     column, time_column: the columns to read, if not clear from their names (power_w, energy_j, "Power [mW]"; timestamp,
     time, date, seconds). unit: W, mW, J, Wh, ... and time_unit: s, ms, us, ns, min, h or excel, if not in the names.
     utc_h: hours that the clock of times without an offset is ahead of UTC.
-    sha256: the expected hash; a changed file is an error.
+    sha256: the expected hash; a changed file is an error. gaps: what becomes of missing rows and empty values.
     """
     path = Path(path)
     content = read_content(path)
@@ -77,7 +81,7 @@ def read_trace(
             f"the trace {path} has changed: its SHA-256 is {found[:12]}..., and it was {sha256[:12]}... when the "
             "experiment was described; put the old file back, or begin a new run."
         )
-    series = _parsed(_Content(path, content, found), Columns(column, time_column, unit, time_unit))
+    series = _parsed(_Content(path, content, found), Columns(column, time_column, unit, time_unit), gaps)
     if utc_h is None:
         return series
     if series.start_s is None or series.utc_h is not None:
@@ -85,7 +89,7 @@ def read_trace(
         raise InputError(
             f"{path} {why}, and trace_utc_h is {utc_h:g}; it applies to dates without an offset. Remove it."
         )
-    return Series(series.seconds, series.power_w, series.step_s, series.start_s, float(utc_h))
+    return replace(series, utc_h=float(utc_h))
 
 
 def read_content(path: Path) -> bytes:
@@ -110,28 +114,36 @@ class _Content:
 
 
 @lru_cache(maxsize=16)
-def _parsed(file: _Content, columns: Columns) -> Series:
+def _parsed(file: _Content, columns: Columns, gaps: Gaps) -> Series:
     rows = read_rows(file.path, file.content, columns)
     if len(rows.values) < 2:
         raise InputError(f"{file.path} has {len(rows.values)} rows of data; a trace needs at least two.")
-    times = read_times(rows)
-    power = _values(rows) * UNITS[rows.unit]
+    times = read_times(rows, gaps)
+    values, absent = _values(rows, gaps)
+    power, missing = np.zeros(times.steps), np.ones(times.steps, bool)
+    power[times.places], missing[times.places] = values * UNITS[rows.unit], absent
+    power, filled = fill(power, missing, times.step_s, gaps, str(file.path))
     if rows.unit in ENERGY:
         power = power / times.step_s
     seconds: Floats = np.arange(len(power), dtype=np.float64) * times.step_s
     for array in (power, seconds):
         array.setflags(write=False)  # it is shared by all who ask for it again
-    return Series(seconds, power, times.step_s, times.start_s, 0.0 if times.zoned else None)
+    return Series(seconds, power, times.step_s, times.start_s, 0.0 if times.zoned else None, filled)
 
 
-def _values(rows: Rows) -> Floats:
-    """Every value as a number from 0 up, or an error that names the first row that is not."""
+def _values(rows: Rows, gaps: Gaps) -> tuple[Floats, Bools]:
+    """Every value as a number from 0 up, or an error that names the first row that is not; and which are missing,
+    if those are filled in."""
     values = np.array([number(value) for value in rows.values])
-    bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
+    absent = np.array([not gaps.refuses and is_missing(value) for value in rows.values])
+    bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)) & ~absent)
     if len(bad):
-        said = f"{rows.what} is {shown(rows.values[bad[0]])}; power and energy must be finite and not negative."
+        value = rows.values[bad[0]]
+        said = f"{rows.what} is {shown(value)}; power and energy must be finite and not negative."
+        if is_missing(value):
+            said += ' To fill it in, say gaps = "hold", "zero" or "interpolate".'
         raise rows.error(int(bad[0]), said)
-    return values
+    return np.where(absent, 0.0, values), absent
 
 
 def per_round(series: Series, round_s: float) -> Floats:

@@ -87,6 +87,11 @@ def shown(value: Any) -> str:
     return "missing" if value is None or value == "" else str(value)
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a field is empty, or says that there is no value."""
+    return value is None or str(value).strip().lower() in ("", "nan", "na", "n/a", "null", "none")
+
+
 def _read_csv(path: Path, content: bytes, columns: Columns) -> Rows:
     _check_rows(path, max(content.count(b"\n"), content.count(b"\r")))
     times, values, lines = [], [], array("q")
@@ -206,11 +211,8 @@ def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, st
     for asked, key in ((columns.value, "column"), (columns.time, "time_column")):
         if asked is not None and asked not in names:
             raise InputError(f"{path}: {unknown(key, asked, names)}")
-    listed = ", ".join(names) or "none"
-    when = _only(
-        path, columns.time, [name for name in names if _base(name) in (*_SECONDS, *_TIME_NAMES)], "time_column",
-        f"no column of times, named {', '.join(_TIME_NAMES)} or seconds; it has {listed}. Name it with time_column.",
-    )  # fmt: skip
+    when, said, utc = time_names(path, names, columns.time)
+    listed = ", ".join(names)
     candidates = [name for name in names if name != when and _unit_of(name, UNITS)]
     what = _only(
         path, columns.value, candidates, "column",
@@ -225,13 +227,22 @@ def _choose(path: Path, names: Sequence[str], columns: Columns) -> tuple[str, st
         raise InputError(
             f"{path}: the name of column '{what}' contains no unit; set unit to one of {', '.join(UNITS)}."
         )
-    said = "s" if _base(when) in _SECONDS else _unit_of(when, TIME_UNITS)
+    return when, what, unit, _agreed(path, when, said, columns.time_unit, "time_unit"), utc
+
+
+def time_names(path: Path, names: Sequence[str], asked: str | None = None) -> tuple[str, str | None, bool]:
+    """The column of times, the unit in its name, and whether its name says that they are UTC."""
+    when = _only(
+        path, asked, [name for name in names if _base(name) in (*_SECONDS, *_TIME_NAMES)], "time_column",
+        f"no column of times, named {', '.join(_TIME_NAMES)} or seconds; it has {', '.join(names) or 'none'}. Name it "
+        "with time_column.",
+    )  # fmt: skip
     if re.fullmatch(r"(utc|gmt)\s*[+-].*", _tail(when)):
         raise InputError(
             f"{path}: the column '{when}' has a UTC offset in its name; write it into the times, as in "
             "2026-06-01T12:00:00+02:00, or give it as trace_utc_h and call the column time."
         )
-    return when, what, unit, _agreed(path, when, said, columns.time_unit, "time_unit"), _tail(when) in _UTC
+    return when, "s" if _base(when) in _SECONDS else _unit_of(when, TIME_UNITS), _tail(when) in _UTC
 
 
 def _only(path: Path, asked: str | None, candidates: Sequence[str], key: str, none: str) -> str:

@@ -25,6 +25,10 @@ class Work(Checked):
     local_steps: "all", or "affordable": a client begins as soon as its battery pays for one step, with as many steps as
         it pays for.
     partial: what becomes of work during which the battery runs out: "lose" it, or "send" the steps done by then.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(mode="asynchronous", policy=ef.Greedy(), work=ef.Work(duration=2.0)).asynchronous
+    True
     """
 
     duration: NonNegative | None = None

@@ -1,8 +1,9 @@
 // Scales and axes: where a value lies on the screen, and which values deserve a tick.
 
-function ticks(low, high, about) {
+// least: the smallest step.
+function ticks(low, high, about, least = 0) {
   const span = high - low || 1;
-  const raw = span / Math.max(1, about);
+  const raw = Math.max(span / Math.max(1, about), least);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw - 1e-12);
   const out = [];
@@ -34,6 +35,19 @@ function scale(domain, range, log = false) {
 const tickText = (value) =>
   Math.abs(value) >= 10000 ? `${Number((value / 1000).toPrecision(4))}k` : String(Number(value.toPrecision(6)));
 
+// Ticks of time: dates where the fleet has a calendar and some are in sight, else numbers; [value, text] each.
+function timeTicks(low, high, about) {
+  // Rounds are whole, unless one has zoomed in between two.
+  const least = data.clock.title === "rounds" && high - low >= 1 ? 1 : 0;
+  const numbers = ticks(low, high, about, least).map((v) => [v, tickText(v)]);
+  const dates = (data.clock.dates ?? []).map(([round, text]) => [inUnits(round), text]).filter(([v]) => v >= low - 1e-9 && v <= high + 1e-9);
+  if (dates.length < 2) return numbers;
+  const every = Math.ceil(dates.length / Math.max(2, about));
+  return dates.filter((_, i) => i % every === 0);
+}
+
+const isDated = (shown) => shown.some((tick) => Array.isArray(tick) && data.clock.dates?.some(([, text]) => text === tick[1]));
+
 // Spells in which nobody harvests, behind everything else, where they are wide enough to be seen as such.
 function shade(group, frame, x) {
   for (const spell of data.clock.dark) {
@@ -42,7 +56,7 @@ function shade(group, frame, x) {
   }
 }
 
-// Grid, tick labels and axis titles into a group.
+// Grid, tick labels and axis titles into a group; ticks of x are values, or pairs of a value and its text.
 function axes(group, frame, x, y, xTicks, yTicks, titles) {
   const { left, right, top, bottom } = frame;
   for (const v of yTicks) {
@@ -50,10 +64,11 @@ function axes(group, frame, x, y, xTicks, yTicks, titles) {
       draw("line", { x1: left, x2: right, y1: y(v), y2: y(v), class: "grid" }),
       draw("text", { x: left - 7, y: y(v) + 4, class: "tick end" }, tickText(v)));
   }
-  for (const v of xTicks) {
+  for (const tick of xTicks) {
+    const [v, text] = Array.isArray(tick) ? tick : [tick, tickText(tick)];
     group.append(
       draw("line", { x1: x(v), x2: x(v), y1: bottom, y2: bottom + 4, class: "axis" }),
-      draw("text", { x: x(v), y: bottom + 17, class: "tick middle" }, tickText(v)));
+      draw("text", { x: x(v), y: bottom + 17, class: "tick middle" }, text));
   }
   group.append(
     draw("line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" }),

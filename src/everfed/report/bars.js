@@ -5,9 +5,13 @@
 function barsByGroup(host, lines, { value, title, what, high, factor = 1, dashed = null, say, tick }) {
   const labels = [...new Set(data.lines.flatMap((line) => Object.keys(line.groups)))];
   const width = Math.max(260, host.clientWidth);
-  const longest = Math.max(...labels.map((label) => label.length));
+  const longest = Math.min(MOST_LETTERS, Math.max(...labels.map((label) => label.length)));
   const slanted = longest * 6.6 > (width - 54) / labels.length; // where names of groups do not fit side by side
-  const below = slanted ? Math.min(120, 18 + longest * 3.9) : 42;
+  const room = (width - 54) / labels.length;
+  // Names at a slant must not lie on each other, nor leave the page on the left; else they stand upright.
+  const turn = room >= 19 && longest * 5 <= 46 + room / 2 ? -38 : -90;
+  const every = Math.ceil(13 / room); // and upright ones too: of very many groups, some are named
+  const below = slanted ? 22 + longest * (turn === -90 ? 6.4 : 4) : 42;
   const height = 248 + below;
   const frame = { left: 46, right: width - 8, top: 44, bottom: height - below };
   const x = scale([0, labels.length], [frame.left, frame.right]);
@@ -24,8 +28,8 @@ function barsByGroup(host, lines, { value, title, what, high, factor = 1, dashed
   const bar = Math.min(44, (slot * 0.82) / Math.max(1, lines.length));
   labels.forEach((label, g) => {
     const middle = x(g + 0.5);
-    svg.append(slanted
-      ? draw("text", { transform: `translate(${middle + 4} ${frame.bottom + 14}) rotate(-38)`, class: "tick end" }, label)
+    if (g % every === 0) svg.append(slanted
+      ? draw("text", { transform: `translate(${middle + 4} ${frame.bottom + 12}) rotate(${turn})`, class: "tick end" }, cut(label))
       : draw("text", { x: middle, y: frame.bottom + 17, class: "tick middle" }, label));
     lines.forEach((i, n) => {
       const found = value(i, label);
@@ -57,6 +61,9 @@ function groupBars(host) {
     say: (v) => `${plusMinus(v.mean, v.sd, judged, " (sd)")}${inPercent ? " %" : ""}`, tick: (v) => (inPercent ? percent(v, 0) : number(v, 2)) });
 }
 
+const MOST_LETTERS = 30; // of a name at a slant
+const cut = (text) => (text.length > MOST_LETTERS ? `${text.slice(0, MOST_LETTERS - 1)}…` : text);
+
 const groupTable = () => {
   const labels = [...new Set(data.lines.flatMap((line) => Object.keys(line.groups)))];
   const rows = data.lines.filter((_, i) => visible[i]).map((line) => [
@@ -66,7 +73,7 @@ const groupTable = () => {
 
 function histograms(host) {
   const edges = data.weight_edges;
-  const shown = data.lines.map((_, i) => i).filter((i) => visible[i]);
+  const shown = data.lines.map((_, i) => i).filter((i) => visible[i] && data.lines[i].weights);
   host.replaceChildren(...shown.map((i) => {
     const { counts, rounds, mean, variance } = data.lines[i].weights;
     const [width, height] = [300, 150];
@@ -93,11 +100,12 @@ function histograms(host) {
   }));
 }
 
-const weightTable = () => table(
-  ["weight of the round", ...data.lines.map((line) => line.label)],
-  data.lines[0].weights.counts.map((_, b) => [
+const weightTable = () => {
+  const known = data.lines.filter((line) => line.weights);
+  return table(["weight of the round", ...known.map((line) => line.label)], known[0].weights.counts.map((_, b) => [
     `${number(Math.max(0, data.weight_edges[b]), 3)} to ${number(data.weight_edges[b + 1], 3)}`,
-    ...data.lines.map((line) => String(line.weights.counts[b]))]), "Rounds, all seeds together");
+    ...known.map((line) => String(line.weights.counts[b]))]), "Rounds, all seeds together");
+};
 
 const clientTitle = ({ client, group, cycle }) => `client ${client}, ${group.startsWith("E=") ? "" : `${group}, `}E=${cycle}`;
 
@@ -126,7 +134,7 @@ function batteryStrips(host, run) {
       }, onpointerleave: hideTip });
     const grid = draw("g");
     shade(grid, frame, timed);
-    axes(grid, frame, timed, y, last ? ticks(0, inUnits(rounds), width / 90) : [], [0, Number(high.toPrecision(3))], { x: last ? timeTitle : "", y: title });
+    axes(grid, frame, timed, y, last ? timeTicks(0, inUnits(rounds), width / 90) : [], [0, Number(high.toPrecision(3))], { x: last ? timeTitle : "", y: title });
     svg.append(grid, draw("path", { d: `${d}V${frame.bottom}Z`, style: { fill: colour(run.line) }, class: "level" }),
       draw("path", { d, style: { stroke: colour(run.line) }, class: "stroke thin" }));
     return svg;

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from everfed.energy.calendar import ticks
 from everfed.energy.fleet import Fleet
+from everfed.energy.physical import DeviceFleet
 from everfed.energy.profile import Profile
 from everfed.report.lines import fleet_key
+from everfed.run.experiment import Experiment
 from everfed.run.live import Live
 from everfed.store.reading import StoredRun
 
@@ -26,6 +29,7 @@ class Clock:
     per_round: float = 1.0  # of the unit
     asynchronous: bool = False  # whether some runs have no rounds, so that "rounds" alone would mislead
     dark: tuple[tuple[int, int], ...] = ()  # first rounds, and rounds after the last, in which no device harvests
+    dates: tuple[tuple[float, str], ...] = ()  # rounds with their dates, where all fleets share a calendar
 
     @property
     def title(self) -> str:
@@ -34,7 +38,8 @@ class Clock:
 
     def to_dict(self) -> dict[str, Any]:
         plain = {"unit": self.unit, "per_round": self.per_round, "asynchronous": self.asynchronous}
-        return {**plain, "title": self.title, "dark": [list(one) for one in self.dark]}
+        dark, dates = [list(one) for one in self.dark], [list(one) for one in self.dates]
+        return {**plain, "title": self.title, "dark": dark, "dates": dates}
 
 
 def clock(runs: Sequence[StoredRun]) -> Clock:
@@ -48,7 +53,15 @@ def clock(runs: Sequence[StoredRun]) -> Clock:
     rounds = max(len(run.rounds) for run in runs)
     unit, length = ("hours", _HOUR) if rounds * seconds <= _HOURS_UP_TO else ("days", _DAY)
     same = len({fleet_key(e) for e in experiments}) == 1
-    return Clock(unit, seconds / length, asynchronous, _dark(experiments[0].make_fleet(), rounds) if same else ())
+    dark = _dark(experiments[0].make_fleet(), rounds) if same else ()
+    return Clock(unit, seconds / length, asynchronous, dark, _dates(experiments, rounds))
+
+
+def _dates(experiments: Sequence[Experiment], rounds: int) -> tuple[tuple[float, str], ...]:
+    """Where the rounds of all fleets begin at one moment of the year."""
+    clocks = {e.fleet.clock if isinstance(e.fleet, DeviceFleet) else None for e in experiments}
+    (found, *others) = clocks
+    return () if others or found is None else tuple(ticks(found, rounds))
 
 
 def _dark(fleet: Fleet, rounds: int) -> tuple[tuple[int, int], ...]:

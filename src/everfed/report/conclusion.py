@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from everfed.report.compared import Comparison, compared
 from everfed.report.figure import figure
-from everfed.report.measures import with_measures
 from everfed.report.notes import silences
 from everfed.report.page import page
-from everfed.report.table import table
 from everfed.run import config
 from everfed.store.files import write_atomically
 from everfed.store.reading import StoredRun
-from everfed.studies.comparison import differences, incomparable, reference_of, summarize, unfinished
 from everfed.studies.sweep import Planned, overwritten
 from everfed.studies.yardstick import yardstick
 
 
-@dataclass(frozen=True)
-class Conclusion:
+@dataclass(frozen=True, repr=False)
+class Conclusion(Comparison):
     """A finished sweep. `summary` and `differences` are also in summary.json, beside the page and the figure."""
 
-    planned: Sequence[Planned] = field(repr=False)
-    runs: Sequence[StoredRun] = field(repr=False)
-    summary: dict[str, dict[str, Any]]  # by label: means over seeds with intervals, energy, fairness
-    reference: str | None  # the label that the others are compared with
-    differences: dict[str, dict[str, Any]]  # by label: paired over seeds, with p values
-    unfinished: dict[str, dict[str, list[int]]]  # by label: the seeds in each state other than done
-    notes: list[str]
+    planned: Sequence[Planned]
     own_settings: dict[str, dict[str, Any]]  # keys that differ between labels and are in no grid
     report: Path | None
     figure: Path | None
-
-    def table(self) -> Any:
-        """The summary as a table for a terminal (of rich)."""
-        titles = {run.label: run.experiment.title for run in self.planned}
-        finished = [run for run in self.runs if run.final]
-        return table(self.summary, titles, finished, self.differences, self.reference)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -53,28 +39,25 @@ class Conclusion:
             "notes": self.notes,
         }
 
+    def _places(self) -> list[tuple[str, str]]:
+        return [(name, str(path)) for name, path in (("report", self.report), ("figure", self.figure)) if path]
+
 
 def conclude(planned: Sequence[Planned], runs: Sequence[StoredRun], out: Path, seconds: float) -> Conclusion:
     """Summarise a sweep's runs, and write its summary, page and figure."""
     labels = {run.folder: run.label for run in planned}
     labelled = [(labels[run.path], run) for run in runs]  # one that was lost before it began has no folder
-    summary = with_measures(summarize(labelled), labelled)
-    reference = reference_of(list(summary))
     by_label = {label: [run for name, run in labelled if name == label] for label, _ in labelled}
-    notes = silences(by_label.items()) + (incomparable(labelled, reference) if reference else [])
+    titles = {run.label: run.experiment.title for run in planned}
+    found = compared(labelled, titles, None, silences(by_label.items()))
     begun = any(run.rounds for run in runs)
     made = Conclusion(
-        planned,
-        runs,
-        summary,
-        reference,
-        differences(labelled, reference) if reference else {},
-        unfinished(labelled),
-        notes,
-        _own_settings(planned),
-        page(runs, out / "report.html") if begun else None,
+        **vars(found),
+        planned=planned,
+        own_settings=_own_settings(planned),
+        report=page(runs, out / "report.html") if begun else None,
         # A summary has accuracies or losses, so there is one to draw.
-        figure([run for run in runs if run.final], out / "figure.png") if summary else None,
+        figure=figure(runs, out / "figure.png") if found.summary else None,
     )
     content = {**made.to_dict(), "seconds": seconds, "figure": str(made.figure) if made.figure else None}
     content["experiment"] = config.to_dict(planned[0].experiment)

@@ -17,7 +17,7 @@ from everfed.report.arrivals import arrivals
 from everfed.report.clock import clock
 from everfed.report.distinct import distinct
 from everfed.report.fleets import Fleets
-from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, lines
+from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, fleet_key, lines, show
 from everfed.report.measures import (
     ACCOUNTS,
     LATE_ROUNDS,
@@ -32,6 +32,7 @@ from everfed.report.notes import notes
 from everfed.report.numbers import moments, short, shorts
 from everfed.report.raster import MOST_ROUNDS, batteries, raster
 from everfed.report.settings import environments, settings
+from everfed.report.sweeps import sweeps
 from everfed.report.verdicts import verdicts
 from everfed.run.config import to_dict
 from everfed.run.experiment import kind_of
@@ -51,26 +52,30 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
     begun = [run for run in known.runs if run.rounds]
     if not begun:
         raise InputError("there is nothing to report: none of the runs has finished a round.")
-    drawn = lines(begun)
-    order = [(run, i) for i, line in enumerate(drawn) for run in (*line.runs, *line.unfinished)]
+    # One that diverged in its first round has nothing to draw, but it is a result.
+    drawn = lines([run for run in known.runs if run.rounds or run.state == "diverged"])
+    order = [(run, i) for i, line in enumerate(drawn) for run in (*line.runs, *line.unfinished) if run.rounds]
     fleets = Fleets()
     edges = _edges(begun)
     unit, books, judged = Unit.of(begun), accounts(begun), yardstick(begun)
     bodies = [_line(line, edges, unit, judged, [fleets.of(run) for run in line.runs]) for line in drawn]
     for body, verdict in zip(bodies, verdicts(drawn), strict=True):
         body["verdict"] = verdict
+    swept = sweeps(drawn)
     return {
         "title": title or _title(begun),
-        "headline": _headline(bodies, evaluated_on(begun), judged),
+        "headline": _headline(bodies, evaluated_on(begun), judged, bool(swept)),
         "summary": _summary(known.runs, drawn),
         "notes": [*notes(known, drawn), *incomparable(_labelled(drawn), _reference(drawn))],
         "lines": bodies,
+        "sweeps": [sweep.to_dict() for sweep in swept],
         "runs": [_run(run, i, fleets, unit, judged) for run, i in order],
         "fleets": fleets.shown,
         "clock": clock(begun).to_dict(),
         "energy": {
             "unit": unit.name,
             "words": unit.words,
+            "mixed": unit.mixed,
             "accounts": [{"key": a.key, "name": a.name, "hint": a.hint, "in": a.comes_in} for a in books],
         },
         "weight_edges": [short(e) for e in edges.tolist()],
@@ -85,30 +90,38 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
 
 
 def _line(line: Line, edges: Floats, unit: Unit, judged: Yardstick, fleets: Sequence[Fleet]) -> dict[str, Any]:
-    weights = np.array([record.round_weight for run in line.runs for record in run.rounds])
+    begun = [(run, fleet) for run, fleet in zip(line.runs, fleets, strict=True) if run.rounds]
+    runs = [run for run, _ in begun]
     return {
         "label": line.label,
+        "title": line.experiment.title,
         "method": line.method,
-        "style": {
-            "colour": line.style.colour,
-            "dark": line.style.dark,
-            "marker": line.style.marker,
-            "dash": list(line.style.dash),
-        },
+        "style": line.style.to_dict(),
+        "settings": {key: show(value) for key, value in line.settings.items()},
+        "not_done": dict(Counter(run.state for run in (*line.runs, *line.unfinished) if run.state != "done")),
+        "diverged": line.diverged_said,
+        "lost": line.lost,
         "seeds": [run.experiment.seed for run in line.runs],
         "accuracy": _curve(curve(line.runs, lambda m: m.accuracy), unit),
         "loss": _curve(curve(line.runs, lambda m: m.loss), unit),
         "worst": _curve(curve(line.runs, judged.worst_group), unit),
         "groups": {label: moments(values) for label, values in by_group(line.runs, judged).items()},
         "classes": _classes(line),
-        "weights": {
-            "mean": short(float(weights.mean())),
-            "variance": short(round(float(weights.var()), 12)),  # a constant sum is off by a few ulps
-            "rounds": len(weights),
-            "counts": np.histogram(np.clip(weights, edges[0], edges[-1]), edges)[0].tolist(),
-        },
-        "arrivals": arrivals(line.runs, fleets[0]),
-        "final": _final(line.runs, unit, judged, list(map(len, fleets))),
+        "weights": _weights(runs, edges),
+        "arrivals": arrivals(runs, fleets[0]) if runs else None,
+        "final": _final(runs, unit, judged, [len(fleet) for _, fleet in begun]),
+    }
+
+
+def _weights(runs: Sequence[StoredRun], edges: Floats) -> dict[str, Any] | None:
+    weights = np.array([record.round_weight for run in runs for record in run.rounds])
+    if not len(weights):
+        return None
+    return {
+        "mean": short(float(weights.mean())),
+        "variance": short(round(float(weights.var()), 12)),  # a constant sum is off by a few ulps
+        "rounds": len(weights),
+        "counts": np.histogram(np.clip(weights, edges[0], edges[-1]), edges)[0].tolist(),
     }
 
 
@@ -201,15 +214,32 @@ def _run(run: StoredRun, line: int, fleets: Fleets, unit: Unit, judged: Yardstic
 
 
 def _title(runs: Sequence[StoredRun]) -> str:
-    first = runs[0].experiment
-    data = to_dict(first.data)
-    owned = data["kind"] == KIND  # by clients already, so that no split applies
-    name, split = str(data["name"] if owned else data["kind"]), "" if owned else f" {kind_of(first.split)} split,"
-    return f"{name[0].upper()}{name[1:]},{split} {len(first.make_fleet()):,} clients"
+    """What the runs are of: "Digits, by-energy and iid splits, 12 to 40 clients"."""
+    each = {fleet_key(run.experiment): run.experiment for run in runs}
+    sizes = sorted({len(experiment.make_fleet()) for experiment in each.values()})
+    data = [to_dict(run.experiment.data) for run in runs]
+    owned = [one["kind"] == KIND for one in data]  # by clients already, so that no split applies
+    names = list(dict.fromkeys(str(d["name"] if own else d["kind"]) for d, own in zip(data, owned, strict=True)))
+    splits = list(dict.fromkeys(kind_of(run.experiment.split) for run, own in zip(runs, owned, strict=True) if not own))
+    said = _several(names, "data sets")
+    parts = [said[0].upper() + said[1:]]
+    if splits:
+        parts.append(f"{_several(splits, 'kinds of')} split{'s' * (len(splits) > 1)}")
+    clients = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    return ", ".join([*parts, f"{clients} client{'s' * (sizes != [1])}"])
 
 
-def _headline(bodies: Sequence[dict[str, Any]], tested: str, judged: Yardstick) -> str:
-    """The finding in one sentence: Algorithm 1 first where it is there, then the others by accuracy."""
+def _several(names: Sequence[str], what: str) -> str:
+    """Up to three names, or how many there are."""
+    if len(names) > 3:
+        return f"{len(names)} {what}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _headline(bodies: Sequence[dict[str, Any]], tested: str, judged: Yardstick, swept: bool) -> str:
+    """The finding in one sentence: Algorithm 1 first where it is there, then the others by accuracy; of a sweep, the
+    best settings of each method."""
+    bodies = [b for b in bodies if not b["lost"]] or bodies  # what diverged is not the best, whatever it had reached
     known = [b for b in bodies if _mean(b, "accuracy") is not None]
     if not known or not judged.percent:
         losses = [(_mean(b, "loss"), b["label"]) for b in bodies if b["final"]["loss"]]
@@ -218,11 +248,17 @@ def _headline(bodies: Sequence[dict[str, Any]], tested: str, judged: Yardstick) 
         losses.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
         said = [f"{label} {'is not finite' if loss is None else f'{loss:.4g}'}" for loss, label in losses]
         return f"Final {tested} loss: {'; '.join(said)}."
-    ranked = sorted(known, key=lambda b: (b["method"] != "algorithm1", -b["final"]["accuracy"]["mean"]))
+    known.sort(key=lambda b: -b["final"]["accuracy"]["mean"])
+    best: dict[str, dict[str, Any]] = {}
+    for body in known:
+        best.setdefault(body["method"] if swept else body["label"], body)
+    # By accuracy, after the best of Algorithm 1.
+    ranked = sorted(best.values(), key=lambda b: b["method"] != "algorithm1")
     chosen = ranked if len(ranked) <= 4 else [ranked[0], ranked[1], ranked[-1]]
     parts = [_reached(body, first=body is ranked[0]) for body in chosen]
-    rest = f" ({len(ranked) - 3} more lie in between)" if len(ranked) > 4 else ""
-    return "; ".join(parts) + rest + "."
+    rest = f" ({len(ranked) - 3} more lie between the last two)" if len(ranked) > 4 else ""
+    chosen_by = "With the best settings" + " of each method" * (len(best) > 1) + ": " if len(best) < len(known) else ""
+    return chosen_by + "; ".join(parts) + rest + "."
 
 
 def _mean(body: dict[str, Any], name: str) -> float | None:
@@ -235,7 +271,7 @@ def _reached(body: dict[str, Any], first: bool) -> str:
     words = f"{body['label']} {'reaches ' if first else ''}{100 * final['accuracy']['mean']:.1f} %"
     if _mean(body, "worst_group") is not None:
         words += f" ({'worst energy group ' if first else ''}{100 * final['worst_group']['mean']:.1f} %)"
-    return words
+    return words + (f", but {body['diverged']} diverged" if body["diverged"] else "")
 
 
 def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
@@ -250,5 +286,5 @@ def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
     words += f"; not all are done: {said}."
     if any(run.state != "done" for line in drawn for run in line.runs):
         words += " Where no run of a method is done, runs count with their last evaluation."
-    empty = sum(not run.rounds for run in runs)
+    empty = sum(not run.rounds and run.state != "diverged" for run in runs)
     return words + (f" {counted(empty, 'run')} without a finished round left out." if empty else "")

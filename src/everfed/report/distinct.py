@@ -20,6 +20,7 @@ from everfed.store.reading import StoredRun
 
 # They change how often one looks, at what, and where it runs, not what is run; kinds are told apart by name.
 NOT_WHAT_IS_RUN = ("eval_every", "device", "check_trainer", "metrics", "plugins")
+COUNTED_ONCE = "and is not counted again."
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,10 @@ def _told(record: RoundRecord, metrics: bool) -> str:
 
 
 def _copy_said(kept: StoredRun, copy: StoredRun) -> str:
+    if str(copy.path) == str(kept.path):
+        return f"'{copy.path}' was given more than once, {COUNTED_ONCE}"
     part = "the same run as" if len(copy.rounds) == len(kept.rounds) else "an earlier state of"
-    return f"'{copy.path}' holds {part} '{kept.path}' and is not counted again."
+    return f"'{copy.path}' holds {part} '{kept.path}' {COUNTED_ONCE}"
 
 
 def _contradiction_said(runs: Sequence[StoredRun]) -> str:

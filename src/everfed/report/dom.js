@@ -57,11 +57,11 @@ function hideTip() {
 }
 
 // The line's own shape, drawn as on the chart, for chips and tooltips.
-function key(line) {
-  const style = data.lines[line].style;
+const key = (line) => lineKey(data.lines[line].style, colour(line));
+function lineKey(style, own) {
   return draw("svg", { class: "key", viewBox: "0 0 26 12", "aria-hidden": "true" },
-    draw("path", { d: "M1 6H25", style: { stroke: colour(line) }, "stroke-dasharray": style.dash.join(" ") || null, class: "stroke" }),
-    marker(style.marker, 13, 6, line));
+    draw("path", { d: "M1 6H25", style: { stroke: own }, "stroke-dasharray": style.dash.join(" ") || null, class: "stroke" }),
+    style.marker ? shape(style.marker, 13, 6, own) : null);
 }
 
 const SHAPES = {
@@ -74,8 +74,9 @@ const SHAPES = {
   "<": "M-4 0l7 -4v8z",
   X: "M0 -1.6l2.2 -2.2l1.6 1.6l-2.2 2.2l2.2 2.2l-1.6 1.6l-2.2 -2.2l-2.2 2.2l-1.6 -1.6l2.2 -2.2l-2.2 -2.2l1.6 -1.6z",
 };
-function marker(name, x, y, line) {
-  return draw("path", { d: SHAPES[name] || SHAPES.o, transform: `translate(${x} ${y})`, style: { fill: colour(line) }, class: "marker" });
+const marker = (name, x, y, line) => shape(name, x, y, colour(line));
+function shape(name, x, y, own, look = "marker") {
+  return draw("path", { d: SHAPES[name] || SHAPES.o, transform: `translate(${x} ${y})`, style: { "--own": own }, class: look });
 }
 
 // A table that is built only when somebody opens it: cheap to have below every chart.

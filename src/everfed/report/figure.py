@@ -19,12 +19,18 @@ from everfed.report.clock import Clock, clock
 from everfed.report.distinct import distinct
 from everfed.report.lines import Line, by_group, curve, evaluated_on, lines, seeds_said
 from everfed.report.measures import Unit
+from everfed.report.sweep_figure import draw_sweeps
+from everfed.report.sweeps import sweeps
+from everfed.showing.axes import whole_rounds
+from everfed.showing.labels import fit_names
 from everfed.stats import margins
 from everfed.store.reading import StoredRun
 from everfed.studies.yardstick import Yardstick, yardstick
 
+KINDS = ("auto", "curves", "sweep")
 Value = Callable[[Metrics], float | None]
 _MOST_NIGHTS = 60  # more would be grey
+_ROOM = 50  # letters below the panel of groups
 _FORMATS = (".pdf", ".png", ".svg")
 _LOOK: Any = {
     "font.size": 10,
@@ -40,21 +46,33 @@ _LOOK: Any = {
 }
 
 
-def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Path:
-    """Draw the runs into a .pdf, .png or .svg file and return its path."""
+def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None, kind: str = "auto") -> Path:
+    """Draw the runs into a .pdf, .png or .svg file and return its path.
+
+    kind: "curves" over time; "sweep", the last evaluation against each setting that was varied; "auto", a sweep if
+    there is one.
+    """
     path = check_file(path)
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"a figure is a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file; got '{path.name}'.")
     for note in distinct(runs).notes:
         warn(note)
     judged = yardstick(runs)
-    drawn = [line for line in lines(runs) if curve(line.runs, judged.of) is not None]
+    known = lines(runs)
+    drawn = [line for line in known if curve(line.runs, judged.of) is not None]
     if not drawn:
         raise InputError("none of the runs has an accuracy or a loss to draw: they were not evaluated.")
+    if kind not in KINDS:
+        raise InputError(f"a figure's kind is one of {', '.join(KINDS)}; got '{kind}'.")
+    points = [line for line in known if line in drawn or line.lost]  # a cross, where no evaluation is left
+    swept = [] if kind == "curves" else sweeps(points)
+    if kind == "sweep" and not swept:
+        raise InputError("there is no sweep to draw: no two runs of one method differ in a single setting.")
     import matplotlib
 
     with matplotlib.rc_context(_LOOK):
-        picture = _draw(drawn, judged, title and title.encode(errors="backslashreplace").decode())
+        shown = title and title.encode(errors="backslashreplace").decode()
+        picture = draw_sweeps(points, swept, judged, shown) if swept else _draw(drawn, judged, shown)
         path.parent.mkdir(parents=True, exist_ok=True)
         undated = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[path.suffix.lower()]
         picture.savefig(path, dpi=200, metadata=undated)
@@ -73,10 +91,10 @@ def _draw(drawn: Sequence[Line], judged: Yardstick, title: str | None) -> Any:
     panels = picture.subplots(1 + more, 2, sharey=judged.percent, width_ratios=(1.45, 1), squeeze=False)
     whole, by_energy_group = panels[0][0], panels[-1][1]
     what = f"{evaluated_on(runs).capitalize()} {judged.name}"
-    _over_time(whole, drawn, judged.of, judged, time)
+    over_time(whole, drawn, judged.of, judged, time)
     whole.set(title=f"{what}{_spread_said(drawn)}")
     if more:
-        _over_time(panels[0][1], drawn, judged.worst_group, judged, time)
+        over_time(panels[0][1], drawn, judged.worst_group, judged, time)
         panels[0][1].set(title=f"{judged.name.capitalize()} of the worst energy group")
         for line in drawn:
             _curve(panels[1][0], line, judged, judged.of, spent=unit.factor)
@@ -98,7 +116,8 @@ def _draw(drawn: Sequence[Line], judged: Yardstick, title: str | None) -> Any:
     return picture
 
 
-def _over_time(axes: Any, drawn: Sequence[Line], value: Value, judged: Yardstick, time: Clock) -> None:
+def over_time(axes: Any, drawn: Sequence[Line], value: Value, judged: Yardstick, time: Clock) -> None:
+    """Every line's mean with its interval, against rounds or time; nights are shaded."""
     last = max(len(run.rounds) for line in drawn for run in line.runs)
     for line in drawn:
         _curve(axes, line, judged, value, time.per_round)
@@ -107,6 +126,11 @@ def _over_time(axes: Any, drawn: Sequence[Line], value: Value, judged: Yardstick
     label = "round" if time.title == "rounds" else f"time ({time.unit})"
     nights = "; shaded: no device harvests" if 0 < len(time.dark) <= _MOST_NIGHTS else ""
     axes.set(xlabel=label + nights, xlim=(0, last * time.per_round))
+    if time.title == "rounds":
+        whole_rounds(axes)
+    if time.dates:
+        axes.set_xlabel(f"date by the fleet's clock ({last * time.per_round:.4g} {time.unit}){nights}")
+        axes.set_xticks([at * time.per_round for at, _ in time.dates], [text for _, text in time.dates])
 
 
 def _final_groups(axes: Any, drawn: Sequence[Line], judged: Yardstick) -> None:
@@ -119,12 +143,8 @@ def _final_groups(axes: Any, drawn: Sequence[Line], judged: Yardstick) -> None:
         title=f"Final {judged.name} by energy group{same}",
         xlabel="" if named else "rounds to harvest one round's energy",
     )
-    # Names of groups are long: one part a line.
-    axes.set_xticks(range(len(groups)), [label.replace(", ", "\n").replace(" @ ", "\n") for label in groups])
-    if named:
-        axes.tick_params(axis="x", labelsize=7)
-    elif len(groups) > 6:
-        axes.tick_params(axis="x", labelrotation=45)
+    names = fit_names(groups, _ROOM)
+    axes.set_xticks(range(len(groups)), names.texts, **names.how)
 
 
 def _spread_said(drawn: Sequence[Line]) -> str:
@@ -145,7 +165,7 @@ def _curve(
     mean, margin, look = judged.factor * points.mean, judged.factor * points.margin, line.style
     axes.plot(
         x, mean, color=look.colour, label=line.label, marker=look.marker, markersize=4,
-        linestyle=(0, [part / 2 for part in look.dash]) if look.dash else "-",
+        linestyle=look.linestyle,
         linewidth=2.2 if line.method == "algorithm1" else 1.6, markevery=max(1, len(mean) // 8),
     )  # fmt: skip
     if len(line.runs) > 1:

@@ -1,5 +1,14 @@
 // Mean lines with a band of one sd: crosshair, drag to zoom, keyboard, double click to reset.
 
+// The height at which a curve crosses an x between two of its points; null outside of them.
+function between(s, at) {
+  const good = s.x.map((_, i) => i).filter((i) => s.mean[i] !== null && s.x[i] !== null);
+  const after = good.findIndex((i) => s.x[i] >= at);
+  if (after < 1) return null;
+  const [a, b] = [good[after - 1], good[after]];
+  return s.mean[a] + ((at - s.x[a]) / (s.x[b] - s.x[a] || 1)) * (s.mean[b] - s.mean[a]);
+}
+
 class LineChart {
   // series(): [{line, x, mean, sd}] as they are now; options: name, xTitle(), timed(), yTitle, unit, log(), bounds
   constructor(host, series, options) {
@@ -20,11 +29,13 @@ class LineChart {
     const x = this.zoom || this.full();
     const log = this.options.log && this.options.log();
     const values = [];
-    for (const s of this.series())
+    for (const s of this.series()) {
       s.x.forEach((v, i) => {
         if (v < x[0] || v > x[1] || s.mean[i] === null) return;
         values.push(s.mean[i] - (s.sd[i] || 0), s.mean[i] + (s.sd[i] || 0));
       });
+      if (this.zoom) values.push(...x.map((edge) => between(s, edge)).filter((v) => v !== null));
+    }
     const usable = log ? values.filter((v) => v > 0) : values;
     if (!usable.length) return { x, y: log ? [0.1, 1] : [0, 1], log };
     let [low, high] = [Math.min(...usable), Math.max(...usable)];
@@ -46,14 +57,18 @@ class LineChart {
     const y = (this.y = scale(dy, [frame.bottom, frame.top], log));
     const clip = `clip-${this.options.name}`;
     const grid = draw("g");
-    const titles = { x: this.options.xTitle(), y: this.options.yTitle };
+    const xTicks = (this.options.timed() ? timeTicks : ticks)(...dx, width / 90);
+    const titles = { x: isDated(xTicks) ? "date" : this.options.xTitle(), y: this.options.yTitle };
     if (this.options.timed()) shade(grid, frame, x);
-    axes(grid, frame, x, y, ticks(...dx, width / 90), log ? logTicks(...dy) : ticks(...dy, 6), titles);
-    const marks = draw("g", { "clip-path": `url(#${clip})` });
-    for (const s of this.series()) this.mark(marks, s, dy, log);
+    axes(grid, frame, x, y, xTicks, log ? logTicks(...dy) : ticks(...dy, 6), titles);
+    const shown = this.series();
+    const marks = draw("g", { "clip-path": `url(#${clip})`, class: shown.length > 6 ? "many" : null });
+    for (const s of shown) this.mark(marks, s, dy, log);
     this.cross = draw("g", { class: "cross" });
     this.brush = draw("rect", { class: "brush", y: frame.top, height: frame.bottom - frame.top, visibility: "hidden" });
-    const area = { x: frame.left, y: frame.top - 4, width: frame.right - frame.left + 6, height: frame.bottom - frame.top + 8 };
+    // The whole of a marker at the ends, but nothing that goes on beyond them.
+    const over = this.zoom ? 0 : 6;
+    const area = { x: frame.left, y: frame.top - 4, width: frame.right - frame.left + over, height: frame.bottom - frame.top + 8 };
     fill(this.svg, {
       viewBox: `0 0 ${width} ${height}`, "aria-label": `${this.options.yTitle} against ${titles.x}. ${this.spoken()}`,
       "data-x": dx.join(" "), "data-y": dy.join(" "), "data-log": log ? "1" : "0",
@@ -143,16 +158,17 @@ class LineChart {
     const rows = [];
     this.cross.replaceChildren();
     let snapped = null;
+    const ends = [this.frame.left, this.frame.right].map((end) => this.x.back(end));
     for (const s of this.series()) {
       let best = -1;
       s.x.forEach((v, i) => {
-        if (s.mean[i] !== null && v !== null && (best < 0 || Math.abs(v - wanted) < Math.abs(s.x[best] - wanted))) best = i;
+        if (s.mean[i] !== null && v !== null && v >= ends[0] - 1e-9 && v <= ends[1] + 1e-9 && (best < 0 || Math.abs(v - wanted) < Math.abs(s.x[best] - wanted))) best = i;
       });
       if (best < 0) continue;
       if (snapped === null || Math.abs(s.x[best] - wanted) < Math.abs(snapped - wanted)) snapped = s.x[best];
       rows.push([s, best]);
     }
-    if (snapped === null) return;
+    if (snapped === null) return hideTip();
     this.at = snapped;
     const close = (this.x.back(this.frame.right) - this.x.back(this.frame.left)) / 12;
     const px = this.x(snapped);

@@ -51,6 +51,7 @@ class Unit:
     name: str
     words: str
     factor: float = 1.0
+    mixed: bool = False  # units of a round in some runs, J in others
 
     @classmethod
     def of(cls, runs: Sequence[StoredRun]) -> Unit:
@@ -63,7 +64,8 @@ class Unit:
                     return cls(name, name, factor)
             return cls("J", "J")
         if len(units) > 1:
-            return cls("units or J", "units of one training round (fleets of cycles) or J (fleets of devices)")
+            words = "units of one training round (fleets of cycles) or J (fleets of devices)"
+            return cls("units or J", words, mixed=True)
         return cls("units", "units of one training round")
 
 

@@ -7,19 +7,31 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from everfed.energy.fleet import Fleet
-from everfed.errors import some
-from everfed.report.distinct import Distinct
-from everfed.report.lines import FleetKey, Line, fleet_key
+from everfed.errors import counted, some
+from everfed.report.distinct import COUNTED_ONCE, Distinct
+from everfed.report.lines import FleetKey, Line, differing_keys, fleet_key, own_settings, show
 from everfed.run.experiment import kind_of
 from everfed.run.live import Live
 from everfed.scheduling.silent import never_trained
 from everfed.store.reading import StoredRun
 
+_MOST_LABELS = 4  # of which one sentence is said
+_MOST_COPIES = 3  # that are named one by one
+
 
 def notes(known: Distinct, drawn: Sequence[Line]) -> list[str]:
     """Sentences about these lines, which were made of these runs."""
     silent = silences((line.label, line.runs) for line in drawn)
-    return [*known.notes, *_empty(known.runs), *_mixed(drawn), *attacks(drawn), *silent]
+    return [*_few(known.notes), *_empty(known.runs), *_lost(drawn), *_mixed(drawn), *attacks(drawn), *silent]
+
+
+def _few(said: Sequence[str]) -> list[str]:
+    """Notes about copies, which may be as many as there are runs: the first, and how many are like it."""
+    copies = [note for note in said if note.endswith(COUNTED_ONCE)]
+    if len(copies) <= _MOST_COPIES:
+        return list(said)
+    more = f"{copies[0]} {len(copies) - 1} more folders hold runs that are counted already."
+    return [more, *(note for note in said if note not in copies)]
 
 
 def attacks(drawn: Sequence[Line]) -> list[str]:
@@ -33,9 +45,24 @@ def attacks(drawn: Sequence[Line]) -> list[str]:
 
 
 def _empty(runs: Sequence[StoredRun]) -> list[str]:
-    """Runs that nothing on the page shows."""
-    out = [f"{r.experiment.title}, seed {r.experiment.seed} ({r.state})" for r in runs if not r.rounds]
+    """Runs that have not come to a number yet, and that nothing on the page shows."""
+    keys = differing_keys(runs)
+
+    def said(run: StoredRun) -> str:
+        settings = (f"{key}={show(value)}" for key, value in own_settings(run.experiment, keys).items())
+        return f"{' · '.join((run.experiment.title, *settings))}, seed {run.experiment.seed} ({run.state})"
+
+    out = [said(run) for run in runs if not run.rounds and run.state != "diverged"]
     return [f"Omitted, since they have not finished a round: {some(out)}."] if out else []
+
+
+def _lost(drawn: Sequence[Line]) -> list[str]:
+    """Lines without a number, since no seed got through its first round."""
+    return [
+        f"{line.label}: no result, since {line.diverged_said} diverged in the first round."
+        for line in drawn
+        if line.lost and not line.runs[0].rounds
+    ]
 
 
 def _mixed(drawn: Sequence[Line]) -> list[str]:
@@ -65,15 +92,16 @@ def silence(run: StoredRun, fleet: Fleet | None = None) -> str:
         silent[record.participants] = False
     if isinstance(run.experiment.policy, Live):  # who was silent is known, but not why
         count = int(silent.sum())
-        return f"{count} of {len(fleet)} clients never train in {len(run.rounds)} rounds." if count else ""
+        return f"{count} of {len(fleet)} clients never train in {counted(len(run.rounds), 'round')}." if count else ""
     e = run.experiment
     return never_trained(fleet, e.policy, silent, len(run.rounds), e.seeds.schedule, e.asynchronous)
 
 
 def silences(labelled: Iterable[tuple[str, Sequence[StoredRun]]]) -> list[str]:
-    """One sentence for each label with such clients: that of its first such run, and how many there are."""
+    """Of each label with such clients the sentence of its first such run, and how many there are; once for all labels
+    of which the same is to be said."""
     fleets: dict[FleetKey, Fleet] = {}
-    out = []
+    alike: dict[tuple[str, int, int], list[str]] = {}
     for label, runs in labelled:
         said: list[str] = []
         for run in runs:
@@ -82,6 +110,13 @@ def silences(labelled: Iterable[tuple[str, Sequence[StoredRun]]]) -> list[str]:
                 fleets[key] = run.experiment.make_fleet()
             said += [f"seed {run.experiment.seed}: {text}" for text in [silence(run, fleets[key])] if text]
         if said:
-            more = f" ({len(said)} of {len(runs)} runs are like that.)" if len(runs) > 1 else ""
-            out.append(f"{label}, {said[0]}{more}")
+            alike.setdefault((said[0], len(said), len(runs)), []).append(label)
+    out = []
+    for (first, count, among), labels in alike.items():
+        each = " of each" if len(labels) > 1 else ""
+        more = f" ({count} of {counted(among, 'run')}{each} are like that.)" if among > 1 else ""
+        names = "; ".join(labels[:_MOST_LABELS]) + (
+            f" and {len(labels) - _MOST_LABELS} more" if len(labels) > _MOST_LABELS else ""
+        )
+        out.append(f"{names}, {first}{more}")
     return out

@@ -22,9 +22,10 @@ def shorts(values: Iterable[float]) -> list[float | None]:
 
 
 def moments(values: Sequence[float] | Floats) -> dict[str, Any] | None:
-    """Mean and sd over seeds, which one seed has none of; None if no run has the value."""
+    """Mean, sd over seeds and margin (half the mean's 95 % interval); one seed has only a mean, no run nothing."""
     array = np.asarray(values, np.float64)
     if len(array) == 0:
         return None
     found = summarize(array)
-    return {"mean": short(found.mean), "sd": None if found.sd is None else short(found.sd), "runs": found.count}
+    sd, margin = (None if value is None else short(value) for value in (found.sd, found.margin))
+    return {"mean": short(found.mean), "sd": sd, "margin": margin, "runs": found.count}

@@ -1,23 +1,5 @@
 // The page: what is shown, and what happens when somebody asks for something else.
 
-const redraw = []; // called whenever a method is shown or hidden
-
-function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-function toggles() {
-  const host = byId("methods");
-  data.lines.forEach((line, i) => {
-    const box = make("input", { type: "checkbox", checked: true, "data-line": i, onchange: () => {
-      visible[i] = box.checked;
-      redraw.forEach((f) => f());
-    } });
-    host.append(make("label", { class: "chip" }, box, key(i), make("span", {}, line.label)));
-  });
-}
-
 function curves() {
   const choice = (name) => document.querySelector(`input[name=${name}]:checked`).value;
   const timed = () => choice("against") === "rounds";
@@ -51,6 +33,8 @@ function curves() {
     charts.forEach((chart) => (chart.zoom = null));
     render();
   }));
+  // An axis that has units of a round for some runs and joules for others would compare nothing.
+  if (data.energy.mixed) byId("against").hidden = true;
   const refresh = fallback(byId("curves"), "The curves as a table", () => {
     const shown = data.lines.filter((line, i) => visible[i] && (line.accuracy || line.loss));
     const rounds = [...new Set(shown.flatMap((line) => (line.accuracy || line.loss).rounds))].sort((a, b) => a - b);
@@ -144,18 +128,6 @@ function weights() {
   render();
 }
 
-function theme(recolour) {
-  byId("theme").addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    recolour();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
-  // Paper is white whatever the screen was: the canvas is painted for it and back.
-  let before;
-  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; recolour(); });
-  addEventListener("afterprint", () => { if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme; recolour(); });
-}
-
 document.querySelectorAll(".energy-unit").forEach((place) => { place.textContent = data.energy.words; });
 document.querySelectorAll(".measure").forEach((place) => { place.textContent = data.measure.name; });
 document.querySelectorAll(".Measure").forEach((place) => { place.textContent = data.measure.name[0].toUpperCase() + data.measure.name.slice(1); });
@@ -169,6 +141,7 @@ byId("dark-note").hidden = data.clock.dark.length === 0;
 document.querySelectorAll(".asynchronous").forEach((place) => { place.hidden = !data.clock.asynchronous; });
 if (data.clock.title !== "rounds") byId("against-time").textContent = "time";
 toggles();
+sweepSection();
 curves();
 groups();
 arrivals();

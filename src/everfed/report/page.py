@@ -18,8 +18,8 @@ from everfed.store.reading import StoredRun
 
 # Joined in this order into the one script of the page.
 _SCRIPTS = (
-    "dom.js", "axes.js", "linechart.js", "bars.js", "arrivals.js", "raster.js", "tables.js", "energy.js",
-    "page.js",
+    "dom.js", "axes.js", "linechart.js", "bars.js", "sweeps.js", "arrivals.js", "raster.js", "tables.js",
+    "energy.js", "chips.js", "theme.js", "page.js",
 )  # fmt: skip
 
 
@@ -34,18 +34,29 @@ def page(runs: Sequence[StoredRun], path: Path, title: str | None = None) -> Pat
 
 def render(data: dict[str, Any]) -> str:
     """The page of these data. Texts from the data are escaped here or set as text by the script."""
-    script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in _SCRIPTS) + "\n})();\n"
-    return Template(_asset("page.html")).substitute(
+    return assembled(
+        "page.html",
+        _SCRIPTS,
+        ("page.css",),
+        data,
         title=html.escape(data["title"]),
         headline=html.escape(data["headline"]),
         summary=html.escape(data["summary"]),
         notes="".join(f'\n  <p class="note">{html.escape(note)}</p>' for note in data["notes"]),
-        css=_asset("page.css") + _colours(data["lines"]),
+    )
+
+
+def assembled(page: str, scripts: Sequence[str], sheets: Sequence[str], data: dict[str, Any], **texts: str) -> str:
+    """A page of its parts. texts: escaped already."""
+    script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in scripts) + "\n})();\n"
+    return Template(_asset(page)).substitute(
+        css="".join(map(_asset, sheets)) + _colours(data),
         script=script,
         # Only this very script may run, and nothing may be fetched: a text that slipped through
         # the escaping would still be no more than a text.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=_embedded(data),
+        **texts,
     )
 
 
@@ -61,10 +72,13 @@ def _embedded(data: dict[str, Any]) -> str:
     return text
 
 
-def _colours(lines: Sequence[dict[str, Any]]) -> str:
+def _colours(data: dict[str, Any]) -> str:
     """The lines' colours as CSS variables, so that a change of theme recolours without redrawing."""
-    light = "".join(f"--line-{i}:{line['style']['colour']};" for i, line in enumerate(lines))
-    dark = "".join(f"--line-{i}:{line['style']['dark']};" for i, line in enumerate(lines))
+    looks = {f"line-{i}": line["style"] for i, line in enumerate(data["lines"])}
+    for i, sweep in enumerate(data.get("sweeps", ())):
+        for part in ("series", "others"):
+            looks |= {f"{part}-{i}-{k}": one["style"] for k, one in enumerate(sweep[part])}
+    light, dark = ("".join(f"--{name}:{look[of]};" for name, look in looks.items()) for of in ("colour", "dark"))
     return (
         f":root{{{light}}}\n:root[data-theme=dark]{{{dark}}}\n"
         f"@media screen and (prefers-color-scheme: dark){{:root:not([data-theme=light]){{{dark}}}}}\n"

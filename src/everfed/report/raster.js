@@ -50,8 +50,9 @@ class Raster {
     this.width = this.host.clientWidth;
     const fleet = data.fleets[this.run.fleet];
     const [n, rounds] = [fleet.ids.length, this.run.raster.rounds];
-    const named = fleet.groups.some((group) => group.label.length > 8);
-    const room = this.width - (named ? 118 : 52);
+    const longest = Math.max(...fleet.groups.map((group) => group.label.length));
+    const beside = longest > 8 ? Math.min(Math.max(118, longest * 6.4), Math.max(118, this.width * 0.25)) : 52;
+    const room = this.width - beside;
     // At least a pixel a cell, so that no participation is lost; what is wider than the page scrolls.
     const cellWidth = Math.max(1, room / rounds);
     const cellHeight = Math.max(1, Math.min(12, Math.floor(440 / n)));
@@ -59,20 +60,20 @@ class Raster {
     const canvas = (this.canvas = make("canvas", { width: rounds, height: n, tabindex: 0, role: "img", class: "raster", style: size,
       "aria-label": `Participation of ${n} clients in ${rounds} rounds. Arrow keys read single pixels; the counts are in the table below.` }));
     this.paint();
-    const labels = make("div", { class: named ? "rows named" : "rows", style: { height: size.height } });
+    const labels = make("div", { class: "rows", style: { height: size.height, "flex-basis": `${beside}px` } });
     const overlay = make("div", { class: "lines" });
     let row = 0;
     for (const group of fleet.groups) {
       const middle = (row + group.rows / 2) * cellHeight;
-      labels.append(make("span", { style: { top: `${middle}px` } }, group.label));
+      labels.append(make("span", { style: { top: `${middle}px`, width: `${beside - 4}px` }, title: group.label }, group.label));
       if (row) overlay.append(make("i", { style: { top: `${row * cellHeight}px`, width: size.width } }));
       row += group.rows;
     }
     const axis = draw("svg", { class: "chart below", width: rounds * cellWidth + 12, height: 38, "aria-hidden": "true" });
-    for (const v of ticks(0, inUnits(rounds), Math.max(2, (rounds * cellWidth) / 90))) {
+    for (const [v, text] of timeTicks(0, inUnits(rounds), Math.max(2, (rounds * cellWidth) / 90))) {
       const at = (v / data.clock.per_round) * cellWidth;
       axis.append(draw("line", { x1: at + 0.5, x2: at + 0.5, y1: 0, y2: 4, class: "axis" }),
-        draw("text", { x: Math.max(3, Math.min(at, rounds * cellWidth - 12)), y: 17, class: "tick middle" }, tickText(v)));
+        draw("text", { x: at, y: 17, class: at < 14 ? "tick" : at > rounds * cellWidth - 14 ? "tick end" : "tick middle" }, text));
     }
     axis.append(draw("text", { x: rounds * cellWidth, y: 34, class: "title end" }, timeTitle));
     this.host.replaceChildren(labels, make("div", { class: "wide" }, canvas, overlay, axis));

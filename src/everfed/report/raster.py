@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from everfed.arrays import Floats, Ints
 from everfed.energy.fleet import Fleet
+from everfed.energy.sampled import sample as sample
 from everfed.run.history import RoundRecord
 from everfed.run.live import Live
 from everfed.scheduling.plan import Schedule
@@ -22,25 +23,6 @@ from everfed.store.reading import StoredRun
 MOST_CLIENTS = 400  # rows of pixels that a screen can show
 MOST_ROUNDS = 2000  # columns; a schedule repeats, so its beginning tells
 _MOST_SCALES = 255  # a pixel is a byte, and 0 is "did not train"
-
-
-def sample(fleet: Fleet, at_most: int) -> Ints:
-    """Clients group by group, each by rising cycle; of a larger fleet evenly many from within each energy group."""
-    cycles, groups, n = fleet.cycles(), fleet.groups(), len(fleet)
-    chosen = np.arange(n)
-    if n > at_most:
-        sizes = np.array([len(g.clients) for g in groups])
-        # In proportion to the groups' sizes, at least one per group.
-        counts = np.maximum(1, np.floor(sizes * at_most / n)).astype(np.int64)
-        picks = [
-            g.clients[np.linspace(0, len(g.clients) - 1, count).round().astype(np.int64)]
-            for g, count in zip(groups, counts, strict=True)
-        ]
-        chosen = np.unique(np.concatenate(picks))
-    place = np.zeros(n, np.int64)
-    for number, g in enumerate(groups):
-        place[g.clients] = number
-    return chosen[np.lexsort((cycles[chosen], place[chosen]))]
 
 
 def raster(run: StoredRun, clients: Ints) -> dict[str, Any]:

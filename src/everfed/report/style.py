@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import colorsys
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,15 @@ class Style:
     dark: str  # on a dark page
     marker: str  # as matplotlib names it; the page draws the same shapes
     dash: tuple[int, ...] = ()  # lengths of strokes and gaps; empty is solid
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the page."""
+        return {"colour": self.colour, "dark": self.dark, "marker": self.marker, "dash": list(self.dash)}
+
+    @property
+    def linestyle(self) -> Any:
+        """For Matplotlib, whose dashes count in line widths."""
+        return (0, [part / 2 for part in self.dash]) if self.dash else "-"
 
 
 # Okabe and Ito's palette: distinct under the common colour blindnesses, and in grey print.
@@ -28,28 +39,62 @@ _KNOWN = {
     "algorithm1-unscaled": Style("#56B4E9", "#86CBF2", "<"),
     "bernoulli": Style("#8A6FBF", "#AE97DB", "X"),
 }
-_MARKERS = "osD^vP<X"
 _DASHES: tuple[tuple[int, ...], ...] = ((), (2, 3), (8, 3, 2, 3), (10, 4))
+_MARKERS = "osD^vP<X"
+_FAINTEST = 0.5  # how far the last line of a method goes towards white
 
 
 def styles(methods: Iterable[str]) -> list[Style]:
-    """One style a line: a known method's own for its first line, others take what is left."""
+    """One style a line: the hue is the method's, and shade and dash tell the lines of one method apart.
+
+    Lines of a single method have hues of their own, since there is no other method to tell it from.
+    """
     wanted = list(methods)
-    taken: set[str] = set()
-    out: list[Style | None] = []
+    if len(set(wanted)) == 1:
+        looks = method_styles([wanted[0], *(f"{wanted[0]} {i}" for i in range(1, len(wanted)))])
+        return [
+            replace(look, dash=_DASHES[i % len(_DASHES)] if i else look.dash) for i, look in enumerate(looks.values())
+        ]
+    bases = method_styles(wanted)
+    counts, seen = Counter(wanted), Counter[str]()
+    out = []
     for method in wanted:
-        free = method in _KNOWN and method not in taken
-        out.append(_KNOWN[method] if free else None)
-        taken.add(method)
-    spare = [style for method, style in _KNOWN.items() if method not in taken and method != "fedavg"]
-    again: dict[str, int] = {}
+        out.append(variant(bases[method], seen[method], counts[method]))
+        seen[method] += 1
+    return out
+
+
+def method_styles(methods: Iterable[str]) -> dict[str, Style]:
+    """The style of each method: its own where it is known, else one that no other method here has."""
+    wanted = list(dict.fromkeys(methods))
+    spare = [style for method, style in _KNOWN.items() if method not in wanted and method != "fedavg"]
+    out = {}
     for i, method in enumerate(wanted):
-        again[method] = again.get(method, -1) + 1
-        if out[i] is None:
-            base = spare.pop(0) if spare else _generated(i)
-            repeat = again[method]  # 0 for the only line of a method that has no style of its own
-            out[i] = Style(base.colour, base.dark, _MARKERS[i % len(_MARKERS)], _DASHES[repeat % len(_DASHES)])
-    return [style for style in out if style is not None]
+        base = _KNOWN.get(method) or (spare.pop(0) if spare else _generated(i))
+        known = method in _KNOWN
+        out[method] = base if known else Style(base.colour, base.dark, _MARKERS[i % len(_MARKERS)])
+    return out
+
+
+def variant(base: Style, place: int, among: int) -> Style:
+    """The look of one of several lines of a method; the first is the method's own."""
+    if place == 0:
+        return base
+    part = _FAINTEST * place / max(1, among - 1)
+    dashes = [base.dash, *(dash for dash in _DASHES if dash != base.dash)]
+    step = _MARKERS.find(base.marker) + place // len(dashes)
+    return Style(
+        _mixed(base.colour, part),
+        _mixed(base.dark, part),
+        base.marker and _MARKERS[step % len(_MARKERS)],
+        dashes[place % len(dashes)],
+    )
+
+
+def _mixed(colour: str, part: float) -> str:
+    """A colour, part of the way towards white."""
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(v + part * (255 - v)):02X}" for v in parts)
 
 
 def _generated(place: int) -> Style:

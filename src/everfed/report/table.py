@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 
+from everfed.errors import counted
 from everfed.methods import METHODS
 from everfed.report.lines import evaluated_on
 from everfed.report.measures import Unit, accounts
@@ -57,9 +58,9 @@ def _learnt(
     for label, row in summary.items():
         out.add_row(
             names[label],
-            _spread(row[judged.name], judged),
-            _spread(row[f"worst_group_{judged.name}"], judged),
-            *([_spread(row["late_variation"], judged, 2)] if varies else []),
+            spread_text(row[judged.name], judged),
+            spread_text(row[f"worst_group_{judged.name}"], judged),
+            *([spread_text(row["late_variation"], judged, 2)] if varies else []),
             f"{row['participations']:,.0f}",
             f"{row['fairness']['mean']:.3f}",
             _reach(row["to_target"], unit, len(row["seeds"])),
@@ -74,7 +75,7 @@ def _further(summary: dict[str, dict[str, Any]], names: dict[str, str], data: st
     metrics = list(dict.fromkeys(name for row in summary.values() for name in row.get("metrics", ())))
     out = _table(f"further metrics, {data} set, as above", metrics)
     for label, row in summary.items():
-        cells = (_spread(row.get("metrics", {}).get(name), LOSS) for name in metrics)
+        cells = (spread_text(row.get("metrics", {}).get(name), LOSS) for name in metrics)
         out.add_row(names[label], *cells, style=_style(label))
     return out
 
@@ -82,19 +83,31 @@ def _further(summary: dict[str, dict[str, Any]], names: dict[str, str], data: st
 def _differences(
     rows: Mapping[str, dict[str, Any]], names: Mapping[str, str], reference: str, judged: Yardstick
 ) -> Table:
-    pairs = sorted({row[judged.name]["pairs"] for row in rows.values() if judged.name in row})
+    both = (judged.name, f"worst_group_{judged.name}")
+    pairs = sorted({row[name]["pairs"] for row in rows.values() for name in both if name in row})
+    varies = len(pairs) > 1
     over = "-".join(map(str, dict.fromkeys([*pairs[:1], *pairs[-1:]])))
     what = "in percentage points" if judged.percent else f"in {judged.name}"
     title = f"difference from {reference} {what}, mean [95 % interval], {over} paired seed"
-    out = _table(title + "s" * (over != "1"), [judged.name, "p", "p exact", "worst group", "p", "p exact"])
+    out = _table(
+        title + "s" * (over != "1"),
+        [*(["pairs"] if varies else []), judged.name, "p", "p exact", "worst group", "p", "p exact"],
+    )
     for label, row in rows.items():
-        cells = []
-        for name in (judged.name, f"worst_group_{judged.name}"):
+        cells = [pairs_text(row[name] for name in both if name in row)] if varies else []
+        for name in both:
             found = row.get(name)
-            cells += [_points(found, judged), _p(found and found["p_holm"]), _p(found and found["p_flip"])]
+            cells += [
+                difference_text(found, judged),
+                p_text(found and found["p_holm"]),
+                p_text(found and found["p_flip"]),
+            ]
         out.add_row(names.get(label, label), *cells)
-    tests = f"{len(rows)} comparisons" if len(rows) > 1 else "1 comparison"
-    out.caption = f"p: paired t test, Holm-corrected for {tests}; p exact: over all sign flips, uncorrected"
+    tests = max(sum(row[name]["pairs"] > 1 for row in rows.values() if name in row) for name in both)
+    corrected = f"Holm-corrected for {counted(tests, 'comparison')}"
+    out.caption = f"p: paired t test, {corrected}; p exact: over all sign flips, uncorrected"
+    if not tests:
+        out.caption = "one pair of seeds cannot be tested"
     return out
 
 
@@ -147,7 +160,8 @@ def _amount(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def _spread(found: dict[str, Any] | None, judged: Yardstick, digits: int = 1) -> str:
+def spread_text(found: dict[str, Any] | None, judged: Yardstick, digits: int = 1) -> str:
+    """'98.2 ± 0.5': the mean over seeds, and half its 95 % interval."""
     if found is None or found["ci95"] is None:
         return judged.text(found["mean"] if found else None, digits)
     low, high = found["ci95"]
@@ -157,14 +171,20 @@ def _spread(found: dict[str, Any] | None, judged: Yardstick, digits: int = 1) ->
     )
 
 
-def _points(found: dict[str, Any] | None, judged: Yardstick) -> str:
+def difference_text(found: dict[str, Any] | None, judged: Yardstick) -> str:
+    """'-8.7 [-9.5, -8.0]': a difference, and its 95 % interval."""
     if not found:
         return "-"
     mean = judged.text(found["mean"], sign="+")
     return f"{mean} [{', '.join(judged.text(end, sign='+') for end in found['ci95'])}]" if found["ci95"] else mean
 
 
-def _p(value: float | None) -> str:
+def pairs_text(found: Iterable[dict[str, Any]]) -> str:
+    """'3', or '3, 2' where one measure has fewer pairs of seeds than the other."""
+    return ", ".join(dict.fromkeys(str(one["pairs"]) for one in found)) or "-"
+
+
+def p_text(value: float | None) -> str:
     if value is None:
         return "-"
     return f"< {_MOST_P:g}" if value < _MOST_P else f"{value:.2g}"

@@ -45,7 +45,8 @@ def verdicts(lines: Sequence[Line]) -> list[dict[str, Any]]:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", EverfedWarning)  # the run itself has said it
                     method = Method(experiment.policy, experiment.server)
-                    verdict = audit(part, method, rounds, _SEEDS, **for_audit(experiment, part)).verdict
+                    made = audit(part, method, rounds, _SEEDS, progress=False, **for_audit(experiment, part))
+                    verdict = made.verdict
             known[key] = {
                 "verdict": verdict,
                 "rounds": rounds,
