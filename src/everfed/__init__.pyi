@@ -1,5 +1,9 @@
 # Every public name and the module it lives in. `__init__.py` loads them from here when they are first used.
 from . import theory as theory
+from .advising.advice import Advice as Advice
+from .advising.advise import advise as advise
+from .advising.expected import Expected as Expected, expect as expect
+from .advising.outlook import Outlook as Outlook, outlook as outlook
 from .api import compare as compare, simulate as simulate, start as start, sweep as sweep
 from .auditing.asynchronous import AsynchronousAudit as AsynchronousAudit
 from .auditing.audit import Audit as Audit, audit as audit
@@ -33,12 +37,15 @@ from .learning.optim import (
 )
 from .methods import METHODS as METHODS, Method as Method, plan as plan
 from .registry import register as register
+from .report.advice_page import advice_page as advice_page
+from .report.compared import Comparison as Comparison, compare_runs as compare_runs
 from .run.early_stopping import EarlyStopping as EarlyStopping
 from .run.experiment import Experiment as Experiment
 from .run.history import History as History, RoundRecord as RoundRecord
 from .run.loop import Run as Run
 from .scheduling.lattice import Lattice as Lattice
 from .scheduling.plan import PlanStep as PlanStep
+from .scheduling.planned import Plan as Plan
 from .scheduling.policies import (
     Always as Always,
     Bernoulli as Bernoulli,

@@ -50,3 +50,17 @@ def joined(pieces: Sequence[Inputs]) -> Inputs:
     if isinstance(pieces[0], Mapping):
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     return np.concatenate(pieces)
+
+
+def summed_squares(parts: Any) -> Any:
+    """Sums over the last axis, which is kept with length 1, of squares.
+
+    Halves are added to each other until one number is left: an order that NumPy and torch share on every machine, where
+    their own sums go as the processor likes, so that all get the same bits.
+    """
+    squares, width = parts * parts, parts.shape[-1]
+    while width > 1:
+        half = (width + 1) // 2
+        squares[..., : width - half] += squares[..., half:width]
+        width = half
+    return squares[..., :1]

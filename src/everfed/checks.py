@@ -15,7 +15,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -98,6 +98,11 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         if _whole_within(value, inner):
             return value
         return tuple(checked(f"{name}[{i}]", item, inner) for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} is {shown(value)}; it must be a table of names and their options.")
+        inner = typing.get_args(bare)[1]
+        return {key: checked(f"{name}.{key}", item, inner) for key, item in value.items()}
     if getattr(type(value), "only_named", False):  # a live object in another process: what it is, is not known here
         return value
     if registry.word_of(bare):

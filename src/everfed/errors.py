@@ -14,15 +14,36 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Bad input from the user; the message is meant to be read as it is."""
+    """Bad input from the user; the message is meant to be read as it is.
+
+    >>> import everfed as ef
+    >>> ef.SGD(lr=-1.0)
+    Traceback (most recent call last):
+    ...
+    everfed.errors.InputError: lr is -1.0; it must be a positive number.
+    """
 
 
 class MissingExtraError(InputError):
-    """An optional dependency is needed; the message names the extra that brings it."""
+    """An optional dependency is needed; the message names the extra that brings it.
+
+    >>> str(MissingExtraError("ONNX needs the extra: pip install 'everfed[onnx]'."))
+    "ONNX needs the extra: pip install 'everfed[onnx]'."
+    """
 
 
 class DivergenceError(RuntimeError):
-    """Training left the finite numbers; the message names the round and the clients."""
+    """Training left the finite numbers; the message names the round and the clients.
+
+    >>> import everfed as ef
+    >>> data, fleet = ef.from_arrays([([[1e30]], [0.0])]), ef.Fleet.from_cycles([1])
+    >>> ef.simulate(
+    ...     "logistic", data, fleet, rounds=2, batch_size=1, client=ef.SGD(1e30)
+    ... )  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    everfed.errors.DivergenceError: training diverged in round 0: the updates of client 0 are not finite. Lower the ...
+    """
 
 
 class ClusterError(RuntimeError):
@@ -30,7 +51,15 @@ class ClusterError(RuntimeError):
 
 
 class EverfedWarning(UserWarning):
-    """Something legal but worth knowing, such as a horizon that no cycle divides."""
+    """Something legal but worth knowing, such as a horizon that no cycle divides.
+
+    >>> import warnings, everfed as ef
+    >>> with warnings.catch_warnings(record=True) as said:
+    ...     warnings.simplefilter("always")
+    ...     plan = list(ef.plan(ef.Fleet.from_cycles([4]), "algorithm1", rounds=6))
+    >>> said[0].category.__name__
+    'EverfedWarning'
+    """
 
 
 def warn(message: str, stacklevel: int = 1) -> None:
@@ -74,6 +103,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:  # such as an integer of more digits than Python prints
         text = f"a {type(value).__name__}"
+    if hasattr(type(value), "_card"):  # it describes itself in several lines, the first of which is a title
+        text = text.partition("\n")[0]
     return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -14,7 +13,8 @@ from everfed.random import check_seed
 from everfed.registry import lookup
 from everfed.scheduling.foresight import KnownArrivals
 from everfed.scheduling.lattice import Lattice
-from everfed.scheduling.plan import PlanStep, Schedule, check_horizon
+from everfed.scheduling.plan import Schedule, check_horizon
+from everfed.scheduling.planned import Plan
 from everfed.scheduling.policies import Always, Bernoulli, Greedy, Policy, UniformWindow, WaitForAll
 from everfed.scheduling.silent import warn_of_silent
 from everfed.scheduling.uncertain import SelfWeighted
@@ -28,7 +28,17 @@ from everfed.server.rules import Normalized, ServerRule, Sum, Truncated
 
 @dataclass(frozen=True)
 class Method(Checked):
-    """A policy and a server rule, with a title for tables and figures and a one-line description."""
+    """A policy and a server rule, with a title for tables and figures and a one-line description.
+
+    policy: when clients train.
+    server: how their updates become a step.
+    title: its name in tables and figures.
+    about: one line on what it does.
+
+    >>> import everfed as ef
+    >>> ef.Method(ef.Greedy(), ef.Normalized(), title="Greedy, averaged").policy
+    Greedy(scaled=False)
+    """
 
     policy: Policy
     server: ServerRule = Sum()
@@ -145,8 +155,14 @@ registry.table("method", METHODS, Method)
 
 def plan(
     fleet: Fleet, method: str | Method | Policy, rounds: int, seed: int = 0, *, strict_horizon: bool = False
-) -> Iterator[PlanStep]:
-    """Yield one PlanStep per round. method: a name, a `Method` or a policy; plans do not depend on the server rule.
+) -> Plan:
+    """Who trains in which round: iterate over it for one `PlanStep` per round, `.table()` collects, `.plot()` draws it.
+
+    fleet: the clients and their energy.
+    method: a name, a `Method` or a policy; plans do not depend on the server rule.
+    rounds: how many.
+    seed: of energy and schedule.
+    strict_horizon: an error instead of a warning if some client's last window is cut short.
 
     If a client's cycle does not divide the horizon, its last window is cut short and it may take part once less than
     its energy allows (with Algorithm 1, rounds stay unbiased). This gives a warning, or an error with
@@ -167,7 +183,7 @@ def plan(
     checked("fleet", fleet, Fleet)
     check_horizon(fleet, rounds, checked("strict_horizon", strict_horizon, bool))
     warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
-    return Schedule(fleet, policy, seed).rounds(0, rounds)
+    return Plan(fleet, policy, int(rounds), int(seed), chosen.title)
 
 
 # The paper's comparison: its algorithm, its two benchmarks and its upper bound.

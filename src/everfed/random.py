@@ -59,6 +59,7 @@ class Purpose(IntEnum):
     VALIDATION = 15  # which samples are held out of training
     DURATION = 16  # how long a client's work takes, where that varies
     ATTACK = 17  # what an attacker sends in the place of its update
+    WEATHER = 18  # which days a resampled year is made of
 
 
 def check_seed(seed: int, name: str = "the seed") -> None:

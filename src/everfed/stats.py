@@ -92,6 +92,11 @@ class PairedDifference:
     p_flip: float | None  # two-sided exact test over all signs; None for one pair, or too many
     count: int
 
+    @property
+    def tested(self) -> bool:
+        """Whether there is a test of it at all: one pair says nothing of chance."""
+        return self.count > 1
+
     def to_dict(self) -> dict[str, Any]:
         interval = None if self.margin is None else [self.mean - self.margin, self.mean + self.margin]
         return {"mean": self.mean, "ci95": interval, "p": self.p, "p_flip": self.p_flip, "pairs": self.count}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -48,8 +49,8 @@ class ArrivalTally(Tally):
         self.begun = self.lost = 0
         self.books = Books()
 
-    def follow(self, timeline: Timeline) -> None:
-        """All rounds of a batch of seeds."""
+    def follow(self, timeline: Timeline, tell: Callable[[], None] = lambda: None) -> None:
+        """All rounds of a batch of seeds; tell: called after each."""
         n, rows = len(self.fleet), len(timeline.seeds)
         weight, last, first = np.zeros(rows), np.zeros(rows), np.full(rows, np.inf)
         idle = 1.0 + 1e-9 + timeline.pace.total  # longer intervals separate bursts
@@ -64,6 +65,7 @@ class ArrivalTally(Tally):
             np.minimum.at(first, found.clients, times)
             self._count(found, who, part, each**2, found.intervals > idle[who])
             self.begun, self.lost = self.begun + found.begun, self.lost + found.lost
+            tell()
         self.books = _added(self.books, found.energy)
         runs = weight.reshape(-1, n)
         heard = np.isfinite(first).reshape(-1, n)

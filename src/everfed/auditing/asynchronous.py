@@ -7,20 +7,22 @@ the process of the energy gives it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
 
 import numpy as np
 
 from everfed.arrays import Floats
 from everfed.auditing import judge
 from everfed.auditing.arrival_tally import ArrivalTally, Staleness, relative_to_mean
+from everfed.auditing.following import counted_rounds
 from everfed.auditing.judge import Judgement
 from everfed.auditing.renewals import Rates, rates
+from everfed.auditing.shown import ShownAudit
 from everfed.auditing.weighing import at_once
 from everfed.auditing.words import AVERAGED, unjudged, verdict
 from everfed.energy.battery import Books
-from everfed.energy.fleet import Fleet
+from everfed.energy.fleet import Fleet, Group
 from everfed.energy.work import Pace, Work
 from everfed.errors import warn
 from everfed.scheduling.laws import comes_evenly
@@ -44,8 +46,8 @@ class ArrivalFigures:
     noise: Floats | None = None  # squares of what multiplies the client's updates, per round
 
 
-@dataclass(frozen=True)
-class AsynchronousAudit(ArrivalFigures):
+@dataclass(frozen=True, repr=False)
+class AsynchronousAudit(ShownAudit, ArrivalFigures):
     """Measured values; `exact` has them where they are known for this fleet, rule and work, and None elsewhere.
 
     The weight of an arrival is its coefficient over the client's share of the data, times the part of the local steps
@@ -53,6 +55,11 @@ class AsynchronousAudit(ArrivalFigures):
     times, it is the sum over the time up to the client's last arrival, and `covered` says which part of the run that
     is. FedBuff and FedAsync have an arbitrary step: their weights and their noise are given for a step whose mean
     weight over all clients is 1.
+
+    >>> import everfed as ef
+    >>> found = ef.audit(ef.Fleet.from_cycles([1, 2, 4]), "renewal", rounds=40, seeds=20)
+    >>> found.arrival_rate.round(2).tolist()
+    [0.98, 0.5, 0.25]
     """
 
     exact: ArrivalFigures = ArrivalFigures()
@@ -69,24 +76,32 @@ class AsynchronousAudit(ArrivalFigures):
     verdict: str = ""
     rounds: int = 0
     seeds: int = 0
+    groups: tuple[Group, ...] = field(default=(), compare=False)  # the fleet's energy groups, for tables and plots
+
+    _columns: ClassVar[Any] = (
+        ("arrivals per round", "arrival_rate"),
+        ("mean weight", "mean_weight"),
+        ("noise of a client", "noise"),
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers; NaN and infinity become None."""
-        found = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        found = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "groups"}
         return {"mode": "asynchronous", **found}
 
 
 def audit_arrivals(
     fleet: Fleet, policy: Policy, rule: ArrivalRule, shares: Floats, rounds: int, seeds: Sequence[int], pace: Pace,
-    work: Work, local_steps: int, vectors: Floats,
+    work: Work, local_steps: int, vectors: Floats, progress: bool | None = None,
 ) -> AsynchronousAudit:  # fmt: skip
     """vectors: [N, d] the clients' updates, for the noise."""
     rule.check(len(fleet))
     tally, lengths = ArrivalTally(fleet, shares, rounds, rule), np.sqrt((vectors**2).sum(axis=1))
     batch = at_once(rule, _ROWS // len(fleet))
-    for start in range(0, len(seeds), batch):
-        some = np.array(seeds[start : start + batch], dtype=np.uint64)[:, None]
-        tally.follow(Timeline(fleet, policy, some, pace, work, local_steps))
+    with counted_rounds(rounds, -(-len(seeds) // batch), progress) as tell:
+        for start in range(0, len(seeds), batch):
+            some = np.array(seeds[start : start + batch], dtype=np.uint64)[:, None]
+            tally.follow(Timeline(fleet, policy, some, pace, work, local_steps), tell)
     tally.finish()
     even = policy.energy is Energy.UNLIMITED or (comes_evenly(fleet, policy) and not fleet.storage.cost_spread)
     exact = _exactly(tally, rates(fleet, policy, pace, work, local_steps), policy, lengths)
@@ -123,6 +138,7 @@ def audit_arrivals(
         verdict=_with_ends(said, tally, exact.mean_weight),
         rounds=rounds,
         seeds=tally.seeds,
+        groups=tuple(tally.groups),
     )
 
 

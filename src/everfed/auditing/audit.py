@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -18,14 +18,16 @@ from everfed.auditing import judge
 from everfed.auditing.asynchronous import AsynchronousAudit, audit_arrivals
 from everfed.auditing.defended import Defended, attack_words, defended_words, measure
 from everfed.auditing.exact import Exact, exactly
+from everfed.auditing.following import counted_rounds
 from everfed.auditing.judge import Judgement
 from everfed.auditing.limit import Limit, limit
 from everfed.auditing.noise import as_vectors
+from everfed.auditing.shown import ShownAudit
 from everfed.auditing.tally import Figures, Tally, measured
 from everfed.auditing.variance import Variance, variance
 from everfed.auditing.words import CORRECTED, PARTLY_REMEMBERED, REMEMBERED, distance, unjudged, verdict
 from everfed.checks import Count, check_shares, checked
-from everfed.energy.fleet import Fleet
+from everfed.energy.fleet import Fleet, Group
 from everfed.energy.work import Pace, Work, pace_of
 from everfed.errors import InputError, warn
 from everfed.learning.attacks import Attack, NoAttack, check_attack
@@ -40,15 +42,22 @@ from everfed.server.last_updates import LastUpdates, Mifa
 from everfed.server.mode import arrival_rule
 from everfed.server.robust import Defence, NoDefence
 from everfed.server.rules import ServerRule, Sum
+from everfed.showing.card import numeral
 
 # Rows (seeds x clients) stepped at once; bounds the memory for large fleets.
 _ROWS = 1 << 20
 
 
-@dataclass(frozen=True)
-class Audit(Figures):
+@dataclass(frozen=True, repr=False)
+class Audit(ShownAudit, Figures):
     """Measured values. `exact` has the same fields, with exact values where they are known for this fleet, policy,
-    server rule and horizon, and None elsewhere."""
+    server rule and horizon, and None elsewhere.
+
+    >>> import everfed as ef
+    >>> found = ef.audit(ef.Fleet.from_cycles([1, 2, 4]), "greedy", rounds=40, seeds=20)
+    >>> found.mean_weight.tolist(), found.violations
+    ([1.0, 0.5, 0.25], 0.0)
+    """
 
     gap_min: int = 0
     gap_max: int = 0
@@ -61,6 +70,15 @@ class Audit(Figures):
     variance: Variance | None = None  # of a round's update; None if the server uses stored updates too
     limit: Limit | None = None  # lower bound for unbiased schedules
     defended: Defended | None = None  # what a defence and attackers do to the mean update, if there are any
+    groups: tuple[Group, ...] = field(default=(), compare=False, metadata={"kept": True})  # energy groups, for tables
+    # [rounds, groups] each group's mean weight by round, as `Fleet.groups` orders them; None if weights do not tell
+    by_round: Floats | None = field(default=None, repr=False, compare=False, metadata={"kept": True})
+
+    _columns: ClassVar[Any] = (
+        ("participation rate", "participation_rate"),
+        ("mean weight", "mean_weight"),
+        ("rounds between", "gap_mean"),
+    )
 
     def distance(self) -> str | None:
         """The schedule's variance relative to the lower bound for unbiased schedules, in words."""
@@ -73,12 +91,20 @@ class Audit(Figures):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers; NaN and infinity become None."""
-        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if not f.metadata.get("kept")}
         out["fairness"], out["exact"]["fairness"] = self.fairness, self.exact.fairness
         out["variance"] = _plain(self.variance.to_dict()) if self.variance else None
         if out["limit"]:
             out["limit"]["words"] = self.distance()
         return out
+
+    def _facts(self) -> list[tuple[str, str]]:
+        found = (("round weight, variance", "round_weight_variance"), ("participations without energy", "violations"))
+        return [
+            (name, f"{numeral(getattr(self, key))} (exact {numeral(getattr(self.exact, key))})")
+            for name, key in found
+            if getattr(self, key) is not None
+        ]
 
 
 def audit(
@@ -96,10 +122,13 @@ def audit(
     pace: Pace | None = None,
     robust: Defence | None = None,
     attack: Attack | None = None,
+    progress: bool | None = None,
 ) -> Audit | AsynchronousAudit:
-    """Measure a method on a fleet over many runs of `rounds` rounds, and compute exact values if known.
+    """Measure a method on a fleet over many runs, and compute exact values if known.
 
+    fleet: the clients and their energy.
     method: a name in `METHODS`, a `Method`, or a policy, whose updates are summed unless `server` is given.
+    rounds: of each run.
     seeds: the number of runs (seeds 0, 1, 2, ...), or a list of seeds.
     shares: p_i, each client's share of the data (default: equal).
     server: the server rule to use with a policy; its weights replace the clients' scales.
@@ -110,6 +139,14 @@ def audit(
         `DeviceFleet.pace`.
     robust, attack: the server's defence and the simulated attackers, as an experiment has them. With a defence, weights
         no longer tell how much a client counts; the result has `defended` instead.
+    progress: whether to show a line of progress; None: in notebooks and terminals.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 5, 10, 20])
+    >>> ef.audit(fleet, "greedy", rounds=200, seeds=20).verdict[:19]
+    'biased over the run'
+    >>> ef.audit(fleet, "algorithm1", rounds=200, seeds=20).exact.mean_weight.tolist()
+    [1.0, 1.0, 1.0, 1.0]
     """
     checked("fleet", fleet, Fleet)
     chosen = as_method(method, server)
@@ -125,7 +162,7 @@ def audit(
             raise InputError(f"pace is of {len(pace.train)} clients, and the fleet has {len(fleet)}; give one for it.")
         return audit_arrivals(
             fleet, policy, arrives, p, rounds, numbers, pace_of(work, len(fleet), pace), work,
-            checked("local_steps", local_steps, Count), vectors,
+            checked("local_steps", local_steps, Count), vectors, progress,
         )  # fmt: skip
     if work is not None or pace is not None:
         raise InputError(
@@ -136,8 +173,10 @@ def audit(
     rule = None if server.remembers or type(server) is Sum else server  # None: the clients' own scales
     tally = Tally(fleet, p, rounds, rule, vectors)
     batch = max(1, _ROWS // len(fleet))
-    for start in range(0, len(numbers), batch):
-        tally.run(Schedule(fleet, policy, np.array(numbers[start : start + batch], dtype=np.uint64)[:, None]))
+    with counted_rounds(rounds, -(-len(numbers) // batch), progress) as tell:
+        for start in range(0, len(numbers), batch):
+            some = np.array(numbers[start : start + batch], dtype=np.uint64)[:, None]
+            tally.run(Schedule(fleet, policy, some), tell)
     found = measured(tally)
     even = comes_evenly(fleet, policy)
     exact = _uncontradicted(tally, exactly(fleet, policy, p, rounds, rule), policy, even)
@@ -147,6 +186,7 @@ def audit(
         "gap_max": tally.gap_max,
         "rounds": rounds,
         "seeds": len(numbers),
+        "groups": tuple(fleet.groups()),
         "limit": limit(fleet, p, rounds, vectors, some) if policy.energy is Energy.OBEYED else None,
     }
     overall = judge.over_the_run(tally, exact.figures.mean_weight, even)
@@ -178,6 +218,7 @@ def audit(
         in_every_round=single,
         verdict=verdict(tally, exact.figures.mean_weight, weight, found.violations, overall, single) + remark,
         variance=None if server.remembers else spread,
+        by_round=tally.by_round / (tally.seeds * np.array([len(group.clients) for group in tally.groups])),
     )
 
 

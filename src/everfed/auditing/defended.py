@@ -74,25 +74,30 @@ def measure(
     setting = Setting(shares, size, cpu, None, 1, rounds, torch.zeros(size))
     hostile = np.array(attack.clients if attack else (), np.int64)
     # [which, seeds, parts]: the sum, the defence, and the defence under attack.
-    means, most = np.zeros((3, len(seeds), size)), 0.0
-    for number, seed in enumerate(seeds):
-        rules = [guarded(server, setting, how) for how in (None, robust, robust)]
-        schedule = Schedule(fleet, policy, seed)
-        for step in schedule.rounds(0, rounds):
-            for rule, mean, how in zip(rules, means[:, number], (None, None, attack), strict=True):
-                update = _round(rule, step.round, step.clients, step.scales, updates, how, seed)
-                mean += update / parts / rounds
-            weights = shares[step.clients] * (step.scales if server.heeds_scales else 1.0)
-            if weights.sum() > 0.0:
-                most = max(most, float(weights[np.isin(step.clients, hostile)].sum() / weights.sum()))
+    cases = [(None, None), (robust, None), *([(robust, attack)] if attack else [])]
+    means, most = np.zeros((len(cases), len(seeds), size)), 0.0
+    rules = [[guarded(server, setting, how) for how, _ in cases] for _ in seeds]
+    schedule = Schedule(fleet, policy, np.array(seeds, np.uint64)[:, None])  # all seeds side by side
+    for round in range(rounds):
+        joins, scales = schedule.step(round)
+        scales = np.broadcast_to(scales, joins.shape)
+        for number, seed in enumerate(seeds):
+            clients = np.flatnonzero(joins[number])
+            scale = scales[number, clients]
+            for rule, mean, (_, how) in zip(rules[number], means[:, number], cases, strict=True):
+                mean += _round(rule, round, clients, scale, updates, how, seed) / parts / rounds
+            if attack:
+                weights = shares[clients] * (scale if server.heeds_scales else 1.0)
+                if weights.sum() > 0.0:
+                    most = max(most, float(weights[np.isin(clients, hostile)].sum() / weights.sum()))
     names = ["common", *labels]
-    plain, defended, under = (dict(zip(names, mean.mean(axis=0).tolist(), strict=True)) for mean in means)
+    plain, defended, *under = (dict(zip(names, mean.mean(axis=0).tolist(), strict=True)) for mean in means)
     spread = (means[1] - means[0]).std(axis=0, ddof=1).max() if len(seeds) > 1 else np.inf
     quantile = t_quantile(1.0 - ERROR_RATE / size / 2, max(len(seeds) - 1, 1))
     band = float(quantile * spread / np.sqrt(len(seeds))) if len(seeds) >= FEWEST_SEEDS else float("inf")
     return Defended(
         defended.pop("common"), defended, plain, band, rounds, len(seeds), tuple(hostile.tolist()),
-        float(shares[hostile].sum()), most, under if attack else {},
+        float(shares[hostile].sum()), most, under[0] if under else {},
     )  # fmt: skip
 
 

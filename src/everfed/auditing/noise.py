@@ -58,7 +58,8 @@ class Noise:
             if isinstance(arrivals, Profile):
                 offered, needed = self.harvest()
                 gain = arrivals.gain.copy()
-                gain[clients] *= (needed / offered)[clients]
+                with np.errstate(divide="ignore"):  # no panel is large enough for a client that harvests nothing
+                    gain[clients] *= (needed / offered)[clients]
                 changed = replace(self.fleet, arrivals=replace(arrivals, gain=gain, known_cycles=sooner))
             elif isinstance(arrivals, Cyclic | RandomArrivals):
                 own = arrivals.part(np.arange(len(self.fleet)))  # with a memory of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,8 +119,8 @@ class Tally:
         self.client_contrasts, self.group_contrasts = Moments(n), Moments(len(self.groups))
         self.violations = 0
 
-    def run(self, schedule: Schedule) -> None:
-        """All rounds of a batch of seeds."""
+    def run(self, schedule: Schedule, tell: Callable[[], None] = lambda: None) -> None:
+        """All rounds of a batch of seeds; tell: called after each."""
         n, shape = len(self.fleet), schedule.battery.level.shape
         per_seed = np.zeros((int(np.prod(shape[:-1], dtype=np.int64)), n))
         last = np.full(per_seed.size, -1, np.int64)
@@ -144,6 +145,7 @@ class Tally:
             per_seed.reshape(-1)[rows] += factors
             self._gaps(r - last[rows], who, last[rows] >= 0)
             last[rows] = r
+            tell()
         self._runs(per_seed / self.active())
         self.violations += schedule.battery.violations
 

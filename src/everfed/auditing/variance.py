@@ -19,6 +19,7 @@ from everfed.scheduling.lattice import Lattice
 from everfed.scheduling.laws import is_deterministic
 from everfed.scheduling.policies import Policy
 from everfed.server.rules import ServerRule
+from everfed.units import energy
 
 # Clients tried, the noisiest first; one of many alike stands for all of them. Those that must be tried one by one
 # take longer.
@@ -38,9 +39,11 @@ class Upgrade:
     variance: float  # of a round's update afterwards
 
     def words(self, before: float) -> str:
-        more = f"{self.energy:.3g} {self.unit} more per round (+{self.energy_part:.1%})"
+        amount = energy(self.energy) if self.unit == "J" else f"{self.energy:.3g} {self.unit}"
+        more = f"{amount} more per round (+{self.energy_part:.1%})"
+        who = f"{self.group} (client {self.client})" if self.unit == "J" else f"client {self.client} ({self.group})"
         return (
-            f"upgrading helps most at client {self.client} ({self.group}): {more} shortens its cycle from "
+            f"upgrading helps most at {who}: {more} shortens its cycle from "
             f"{self.cycle} to {self.cycle - 1} and a round's variance from {before:.5g} to {self.variance:.5g}."
         )
 
@@ -59,13 +62,13 @@ def best_upgrade(noise: Noise, own: Floats, exact: float) -> tuple[Upgrade | Non
     best, best_worth, known = None, 0.0, False
     for client, after in _after(noise, own, exact, waiting):
         known = True
-        energy = float(unit_j[client] * (needed - offered)[client])
-        worth = (exact - after) / max(energy, 1e-12 * float(unit_j[client]))
+        more = float(unit_j[client] * (needed - offered)[client])
+        worth = (exact - after) / max(more, 1e-12 * float(unit_j[client]))
         if worth > best_worth * (1.0 + 1e-9) + 1e-15:
             best_worth = worth
             group = next(g.label for g in fleet.groups() if client in g.clients)
-            part = energy / float(unit_j[client] * offered[client])
-            best = Upgrade(client, group, int(cycles[client]), energy, part, fleet.energy_unit, after)
+            part = more / float(unit_j[client] * offered[client])
+            best = Upgrade(client, group, int(cycles[client]), more, part, fleet.energy_unit, after)
     return best, known
 
 

@@ -109,7 +109,8 @@ def _late(tally: Tally) -> str:
 
 
 def _biased(tally: Tally, weight: Floats, overall: Judgement, total: float) -> str:
-    groups = sorted(tally.groups, key=lambda g: -abs(overall.by_group[g.label] - 1.0))[:_MOST_GROUPS]
+    # Those that differ most from the others: where all count too little, it is they who have too much or too little.
+    groups = sorted(tally.groups, key=lambda g: -abs(overall.by_group[g.label] - total))[:_MOST_GROUPS]
     said: list[str] = []
     # Where groups count right on the whole, it is clients within them that do not.
     hidden = max(abs(overall.by_group[g.label] - 1.0) for g in tally.groups) < 10 * NEGLIGIBLE
@@ -150,10 +151,10 @@ def distance(found: Limit, variance: float | None, unbiased: bool | None) -> str
     words = f"an unbiased schedule of independent clients has a variance of at least {least:.4g}"
     if not found.exact:
         words += " (measured)"
-    if found.lattice is not None and found.lattice < least * (1.0 - 1e-9):
-        words += f"; peers that share their draws, as the lattice's do, reach {found.lattice:.4g}"
     if unbiased and variance is not None:
         words += f"; this one {_compared(variance, least)}"
+    if found.lattice is not None and found.lattice < least * (1.0 - 1e-9):
+        words += f"; peers that share their draws, as the lattice's do, reach {found.lattice:.4g}"
     return words + "."
 
 

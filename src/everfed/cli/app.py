@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import typer
 
-from everfed.cli import bound, check, data, devices, export, fleet, run, runs, sweep, tune
+from everfed.cli import advise, bound, check, data, devices, export, fleet, fleets, listing, new, run, runs, sweep, tune
+from everfed.cli.paragraphs import with_flowing_help
 from everfed.cli.spoken import spoken
 from everfed.errors import InputError
 from everfed.store import StoreError
@@ -27,17 +28,21 @@ app.command("compare")(sweep.compare)
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep_command)
 app.command("tune")(tune.tune_command)
-app.command("runs")(runs.runs)
+app.command("runs")(listing.runs)
 app.command("check")(check.check)
 app.command("report")(runs.make_report)
 app.command("figure")(runs.make_figure)
 app.command("export")(export.export)
+app.command("new")(new.new)
 app.add_typer(runs.presets_app, name="presets")
+app.add_typer(fleets.fleets_app, name="fleets")
 app.add_typer(data.data_app, name="data")
 app.add_typer(devices.devices_app, name="devices")
 app.command("plan")(fleet.plan)
 app.command("audit")(fleet.audit)
+app.command("advise")(advise.advise)
 app.command("bound")(bound.bound)
+with_flowing_help(app)
 
 
 def version(show: bool) -> None:

@@ -10,6 +10,7 @@ from everfed.auditing.arrival_tally import Staleness
 from everfed.auditing.asynchronous import AsynchronousAudit
 from everfed.cli.screen import Screen, table
 from everfed.energy.fleet import Fleet, Group
+from everfed.units import energy as joules
 
 
 def tell_arrivals(screen: Screen, fleet: Fleet, result: AsynchronousAudit, title: str) -> None:
@@ -69,7 +70,9 @@ def _works(fleet: Fleet, result: AsynchronousAudit) -> Table:
     rows = {"works begun per round": result.works_per_round, "part of them lost": result.lost}
     rows |= {"local steps of an arrival": result.mean_steps, "brown-outs": energy.brownouts}
     names = ("initial", "harvested", "spent", "wasted", "lost", "standby", "leaked", "stored", "shortfall")
-    amounts = {f"{name}, {fleet.energy_unit}": getattr(energy, name) for name in names}
-    for text, value in (rows | {text: value for text, value in amounts.items() if value}).items():
+    for text, value in rows.items():
         out.add_row(text, f"{value:.5g}")
+    for name in (name for name in names if getattr(energy, name)):
+        value = getattr(energy, name)
+        out.add_row(name, joules(value) if fleet.energy_unit == "J" else f"{value:.5g} {fleet.energy_unit}")
     return out

@@ -67,7 +67,10 @@ def bound(
     """
     experiment = config.from_dict(raw)
     fleet = experiment.make_fleet()
-    check_training(experiment.client, experiment.gradients, experiment.compression, experiment.server_optimizer)
+    check_training(
+        experiment.client, experiment.gradients, experiment.compression, experiment.server_optimizer,
+        experiment.downlink,
+    )  # fmt: skip
     check_honest(experiment.robust, experiment.attack)
     kind = participation(experiment.policy, experiment.server, fleet)
     parts = _dealt(shares, "--shares", len(fleet))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from everfed.cli.paragraphs import with_flowing_help
 from everfed.cli.spoken import printable, spoken
 from everfed.errors import InputError
 
@@ -228,4 +229,4 @@ def _say(text: str) -> None:
 def main() -> None:
     """`everfed devices` alone."""
     with spoken():
-        devices_app(args=sys.argv[2:], prog_name="everfed devices")
+        with_flowing_help(devices_app)(args=sys.argv[2:], prog_name="everfed devices")

@@ -22,12 +22,12 @@ def export(
     *,
     screen: Screen,
 ) -> None:
-    """Write the trained model of a finished run to a file, by its suffix:
+    """Write the trained model of a finished run to a file, for other programs.
 
-    .safetensors (the weights), .pt2 (torch.export, for PyTorch without this package) or .onnx (needs the extra 'onnx').
-    The last two take batches of any size. Inputs are what the model sees: images as floats after scaling and cropping,
-    not bytes; the file's metadata has their shapes and types. The file is read back and compared with the model on a
-    few test samples.
+    Its suffix says which kind of file: .safetensors (the weights), .pt2 (torch.export, for PyTorch without this
+    package) or .onnx (needs the extra 'onnx'). The last two take batches of any size. Inputs are what the model sees:
+    images as floats after scaling and cropping, not bytes; the file's metadata has their shapes and types. The file is
+    read back and compared with the model on a few test samples.
 
     Example: everfed export everfed-out/runs/mine -o model.pt2
     """

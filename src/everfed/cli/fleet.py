@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import json as json_module
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.table import Table
 
+from everfed.arrays import Floats, Ints
 from everfed.auditing.asynchronous import AsynchronousAudit
 from everfed.auditing.audit import Audit, audit as run_audit
 from everfed.cli import options as o
 from everfed.cli.arrivals import tell_arrivals
 from everfed.cli.screen import Screen, table
+from everfed.energy.calendar import by_month, covered, date_of, part_of_year
 from everfed.energy.fleet import Fleet
 from everfed.energy.physical import DeviceFleet
 from everfed.errors import InputError, some
@@ -29,6 +31,7 @@ from everfed.run.mode import for_audit
 from everfed.run.setup import resolve_device
 from everfed.scheduling.plan import PlanStep
 from everfed.server.rules import Sum
+from everfed.units import duration, energy, of_books
 
 _MANY_ROUNDS, _MANY_STEPS = 2000, 100_000_000  # announced: nothing is printed for more than some seconds
 
@@ -84,21 +87,24 @@ def _tell_assumptions(screen: Screen, experiment: Experiment) -> None:
     spec = experiment.fleet
     if not isinstance(spec, DeviceFleet):
         return
-    rows = spec.assumptions(experiment.local_steps, experiment.compression)
+    rows = spec.assumptions(experiment.local_steps, experiment.encoding)
     quantised = isinstance(experiment.compression, AdaptiveQsgd)
-    columns = ["devices", "count", "a round, J", "supply, J", "asleep, J", "battery, rounds", "busy, s", "on air, s"]
-    caption = f"per round of {spec.round_s:g} s, at the battery, on average over the year or the trace"
+    columns = ["devices", "count", "a round", "supply", "asleep", "battery holds", "busy", "on air"]
+    caption = f"per round of {duration(spec.round_s)}, at the battery, on average over the year or the trace"
     out = table("from physics to cycles", [*columns, "cycle E", *["bits"] * quantised], caption=caption)
     for a in rows:
-        numbers = (a.cost_j, a.supply_j, a.standby_j, a.battery_rounds, a.train_s + a.air_s, a.air_s)
-        amounts = [f"{number:.4g}" for number in numbers]
-        out.add_row(
-            a.label, str(a.count), *amounts, _span(a.cycles), *([_span(a.bits)] if quantised and a.bits else [])
-        )
+        joules = [energy(amount) for amount in (a.cost_j, a.supply_j, a.standby_j)]
+        seconds = [duration(length) for length in (a.busy_s, a.air_s)]
+        bits = [_span(a.bits)] if quantised and a.bits else []
+        out.add_row(a.label, str(a.count), *joules, f"{a.battery_rounds:.4g} rounds", *seconds, _span(a.cycles), *bits)
     screen.out.print(out)
     screen.out.print(
-        f"Round 0 begins at midnight of {spec.start_day}, UTC{f'{spec.utc_h:+g} h' if spec.utc_h else ''}."
+        f"Round 0 begins at midnight of {spec.start_day}, UTC{f'{spec.utc_h:+g} h' if spec.utc_h else ''}; "
+        f"{experiment.rounds:,} rounds are {duration(experiment.rounds * spec.round_s)}, "
+        f"{covered(spec, experiment.rounds)}."
     )
+    if said := part_of_year(spec, experiment.rounds):
+        screen.note(said)
     # Each source once, even if several groups share it.
     for source in dict.fromkeys(a.source for a in rows):
         screen.out.print(f"{'; '.join(a.label for a in rows if a.source == source)}: {source}.")
@@ -112,7 +118,7 @@ def _span(ends: tuple[int, int]) -> str:
     return f"{low}" if low == high else f"{low}-{high}"
 
 
-def _stream_json(steps: Iterator[PlanStep]) -> None:
+def _stream_json(steps: Iterable[PlanStep]) -> None:
     """A JSON list, written round by round."""
     separator = "[\n"
     for step in steps:
@@ -122,22 +128,30 @@ def _stream_json(steps: Iterator[PlanStep]) -> None:
     print("\n]")
 
 
-def _plan_table(steps: Iterator[PlanStep], fleet: Fleet, experiment: Experiment, seed: int) -> Table:
-    columns = ("round", "trains", "client×scale", "round weight", "harvested", "spent", "wasted")
+def _plan_table(steps: Iterable[PlanStep], fleet: Fleet, experiment: Experiment, seed: int) -> Table:
+    spec = experiment.fleet if isinstance(experiment.fleet, DeviceFleet) else None
+    dated = ["begins"] if spec else []
+    columns = ("round", *dated, "trains", "client×scale", "round weight", "harvested", "spent", "wasted")
     out = table(f"{experiment.title}, seed {seed}", columns, left=["client×scale"])
+    harvested = 0.0
     for step in steps:
         pairs = [f"{c}×{s:g}" for c, s in zip(step.clients.tolist(), step.scales.tolist(), strict=True)]
-        energy = step.energy
+        books = step.energy
+        dark = " night" if books.harvested == harvested else ""
+        harvested = books.harvested
         out.add_row(
             str(step.round),
+            *([date_of(spec.clock, step.round) + dark] if spec else []),
             str(len(pairs)),
-            some(pairs, 10) or "-",
+            some(pairs, 10 if spec is None else 5) or "-",
             f"{step.scales.sum() / len(fleet):.2f}",
-            *(f"{amount:g}" for amount in (energy.harvested, energy.spent, energy.wasted)),
+            *(of_books(amount, fleet.energy_unit) for amount in (books.harvested, books.spent, books.wasted)),
         )
     summed = experiment.server == Sum()
     means = "1 on average if unbiased" if summed else "before the server's rule, which everfed audit includes"
     out.caption = f"round weight: participants' scales times equal data shares, {means}; energy so far"
+    if spec:
+        out.caption += "; night: no device harvests"
     return out
 
 
@@ -172,17 +186,17 @@ def audit(
     lengths = np.resize(o.number_list(deltas, "--deltas"), len(fleet)) if deltas else None
     if experiment.rounds * len(seed_numbers) * len(fleet) > _MANY_STEPS:
         screen.note("this audit takes a while; fewer --seeds or --rounds make it shorter.")
-    with screen.err.status(f"{len(seed_numbers)} runs of {experiment.rounds} rounds"):
-        result = run_audit(
-            fleet,
-            experiment.policy,
-            experiment.rounds,
-            seed_numbers,
-            shares=parts,
-            server=experiment.server,
-            deltas=lengths,
-            **for_audit(experiment, fleet),
-        )
+    result = run_audit(
+        fleet,
+        experiment.policy,
+        experiment.rounds,
+        seed_numbers,
+        shares=parts,
+        server=experiment.server,
+        deltas=lengths,
+        progress=screen.live,
+        **for_audit(experiment, fleet),
+    )
     if screen.as_json:
         screen.json({**result.to_dict(), "shares": shares})
         return
@@ -191,6 +205,11 @@ def audit(
         tell_arrivals(screen, fleet, result, experiment.title)
     else:
         screen.out.print(_client_table(fleet, result, experiment.title))
+        spec = experiment.fleet
+        if isinstance(spec, DeviceFleet) and result.by_round is not None:
+            months = by_month(spec.clock, experiment.rounds)
+            if len(months) > 1:
+                screen.out.print(_month_table(fleet, result.by_round, months))
         screen.out.print(_fleet_table(result))
         if result.variance:
             screen.out.print(_variance_table(fleet, result))
@@ -207,7 +226,7 @@ def audit(
 
 def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
     columns = ("energy group", "clients", "participation rate", "mean weight", "gap mean", "gap variance")
-    out = table(f"{title}: clients, measured (exact)", columns)
+    out = table(f"{title}: clients, measured (exact)", columns, caption="gaps in rounds")
     for group in fleet.groups():
         cells = []
         for name in ("participation_rate", "mean_weight", "gap_mean", "gap_variance"):
@@ -220,6 +239,15 @@ def _client_table(fleet: Fleet, result: Audit, title: str) -> Table:
             text = f"{known.mean():.4g}" if len(known) else "-"
             cells.append(text if exact is None else f"{text} ({exact[group.clients].mean():.4g})")
         out.add_row(group.label, str(len(group.clients)), *cells)
+    return out
+
+
+def _month_table(fleet: Fleet, weights: Floats, months: list[tuple[str, Ints]]) -> Table:
+    """The mean weight of each group by the month, measured."""
+    out = table("mean weight by month", ("energy group", *(name for name, _ in months)))
+    out.caption = "measured; 1: counts by its data"
+    for number, group in enumerate(fleet.groups()):
+        out.add_row(group.label, *(f"{weights[which, number].mean():.2f}" for _, which in months))
     return out
 
 
@@ -251,7 +279,7 @@ def _variance_table(fleet: Fleet, result: Audit) -> Table:
     out.add_row("the paper's Lemma 2, for Algorithm 1", _number(found.lemma2))
     if found.noisiest is not None and found.by_client is not None:
         cycle, part = fleet.cycles()[found.noisiest], found.by_client[found.noisiest]
-        out.add_row("noisiest client, its part", f"client {found.noisiest} (cycle {cycle}), {part:.3g}")
+        out.add_row("noisiest client, its part", f"{fleet.name_of(found.noisiest)} (cycle {cycle}), {part:.3g}")
     return out
 
 

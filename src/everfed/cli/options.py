@@ -31,6 +31,9 @@ from everfed.machine import check_memory
 from everfed.methods import COMPARED as _COMPARED, METHODS
 from everfed.registry import lookup
 from everfed.run import config
+from everfed.run.experiment import Experiment
+from everfed.run.files import fleet_named, fleet_texts
+from everfed.run.keys import numbered, split_setting
 from everfed.run.toml import show
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import TRACKERS
@@ -90,6 +93,13 @@ SHORT = (
     Short("--trainer", "trainer", str, f"{_names(TRAINERS)}; same results."),
     Short("--device", "device", str, "auto, cpu or cuda."),
     Short("--precision", "precision", str, f"{_names(PRECISIONS)}; the last two on a GPU."),
+    Short(
+        "--fleet",
+        "fleet",
+        str,
+        f"A fleet file, or one of {_names(fleet_texts())}: see everfed fleets.",
+        _FLEET,
+    ),
     Short("--clients", "fleet.clients", int, "Number of clients.", _FLEET),
     Short(
         "--cycles",
@@ -146,11 +156,18 @@ Plugin = Annotated[
 ]
 _Source = Annotated[
     str,
-    typer.Argument(metavar="[EXPERIMENT]", help="An experiment file, or a preset: " + ", ".join(presets.texts()) + "."),
+    typer.Argument(
+        metavar="[EXPERIMENT]",
+        help=f"An experiment or fleet file, a preset: {_names(presets.texts())}; or a fleet: {_names(fleet_texts())}.",
+    ),
 ]
 _Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as client.lr=0.01. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any key, such as client.lr=0.01 or fleet.groups.phones.count=9. Repeatable.",
+    ),
 ]
 
 
@@ -225,7 +242,8 @@ def _checked(option: inspect.Parameter, value: Any) -> Any:
 def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callable[[Callable[..., None]], Any]:
     """Add EXPERIMENT, --set, --plugin and the short options to a command, which receives the result as `raw`.
 
-    A command with a parameter `chosen` also receives the keys that were set on the command line.
+    A command with a parameter `chosen` also receives the keys that were set on the command line, and one with `source`
+    the name of the file or preset.
     """
 
     def decorate(command: Callable[..., None]) -> Any:
@@ -236,19 +254,22 @@ def takes_experiment(default: str, shorts: tuple[Short, ...] = SHORT) -> Callabl
             values = {short: given.pop(_name(short)) for short in shorts}
             settings = given.pop("settings") or []
             named = load_plugins(given.pop("plugin"))
-            raw = _raw(given.pop("experiment"), settings, values)
+            source = given.pop("experiment")
+            raw = _raw(source, settings, values)
             if named:
                 raw["plugins"] = sorted({*raw.get("plugins", []), *named})
             if "chosen" in own:
                 keys = [short.key for short, value in values.items() if value is not None]
                 given["chosen"] = keys + [config.parse_setting(text)[0] for text in settings]
+            if "source" in own:
+                given["source"] = source
             command(raw=raw, **given)
 
         def option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
             return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
         added = [option("experiment", default, _Source)]
-        added += [p for name, p in own.items() if name not in ("raw", "chosen")]
+        added += [p for name, p in own.items() if name not in ("raw", "chosen", "source")]
         for short in shorts:
             shown = typer.Option(short.flag, help=short.help, rich_help_panel=short.panel, show_default=False)
             added.append(option(_name(short), None, Annotated[short.type | None, shown]))
@@ -276,7 +297,8 @@ def _raw(source: str, settings: list[str], shorts: dict[Short, Any]) -> dict[str
     for i, (key, value) in enumerate(given):
         if undone := [before for before, _ in given[:i] if before != key and overwritten(before, key)]:
             raise InputError(f"'{key}' comes after '{undone[0]}' and undoes it; write --set {undone[0]}=... after it.")
-        if twice := [before for name, before in given[:i] if name == key and before != value]:
+        same = numbered(raw, key)
+        if twice := [before for name, before in given[:i] if numbered(raw, name) == same and before != value]:
             raise InputError(f"'{key}' is set twice, to {show(twice[0])} and to {show(value)}; set it once.")
         config.change(raw, key, value)
     return raw
@@ -285,10 +307,17 @@ def _raw(source: str, settings: list[str], shorts: dict[Short, Any]) -> dict[str
 def _source(name: str) -> dict[str, Any]:
     if name in presets.texts():
         return presets.content(name)
+    if name in fleet_texts():
+        return {"fleet": fleet_named(name)}
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
         return config.read(path)
     raise InputError(unknown("preset", name, presets.texts()) + " An experiment file ends in .toml.")
+
+
+def load_experiment(source: str) -> Experiment:
+    """A preset or an experiment file, as it is."""
+    return config.from_dict(deepcopy(_source(source)))
 
 
 def check_chosen(chosen: list[str], axes: Iterable[str]) -> None:
@@ -321,11 +350,11 @@ def seed_list(text: str, flag: str = "--seeds") -> list[int]:
     return seeds
 
 
-def method_list(text: str) -> list[str]:
+def method_list(text: str, flag: str = "--methods") -> list[str]:
     """'algorithm1,greedy' as a list of known names."""
     names = [name.strip() for name in text.split(",")]
     if "" in names:
-        raise InputError(f"--methods is '{text}'; give names separated by commas, such as algorithm1,greedy.")
+        raise InputError(f"{flag} is '{text}'; give names separated by commas, such as algorithm1,greedy.")
     for name in names:
         lookup(METHODS, name, "method")
     return names
@@ -346,10 +375,9 @@ def grid_axes(texts: list[str]) -> dict[str, list[Any]]:
     """['client.lr=0.01,0.1'] as {'client.lr': [0.01, 0.1]}; a value may be a TOML list or table."""
     axes: dict[str, list[Any]] = {}
     for text in texts:
-        key, equals, values = text.partition("=")
-        if not equals or not key.strip() or not values.strip():
+        key, equals, values = split_setting(text)
+        if not equals or not key or not values:
             raise InputError(f"--grid is '{text}'; write key=value,value, such as client.lr=0.01,0.1.")
-        key = key.strip()
         if key in axes:
             raise InputError(f"--grid has '{key}' twice; give all its values in one, such as {key}=A,B,C.")
         whole = config.parse_value(f"[{values}]")

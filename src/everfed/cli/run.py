@@ -14,8 +14,10 @@ from rich.table import Table
 from everfed.checks import CountOrZero, check_folder
 from everfed.cli import options as o
 from everfed.cli.engine import maker
-from everfed.cli.screen import Screen, watched
+from everfed.cli.screen import Screen, spent_energy, watched
 from everfed.cli.stopping import Stop
+from everfed.energy.calendar import part_of_year
+from everfed.energy.physical import DeviceFleet
 from everfed.report.lines import evaluated_on
 from everfed.report.notes import silence
 from everfed.run import config
@@ -77,6 +79,8 @@ def run(
         _explain(experiment, on_divergence, screen)
         return
     folder = check_folder(out or Path("everfed-out/runs") / folder_name(experiment), "--out")
+    if isinstance(experiment.fleet, DeviceFleet) and (said := part_of_year(experiment.fleet, experiment.rounds)):
+        screen.note(said)
     began = time.perf_counter()
 
     def on_start(run: Run) -> None:
@@ -96,7 +100,7 @@ def run(
             on_start=on_start,
         )
         followed = tracked(rounds, track or [], experiment, folder)
-        done = sum(1 for _ in watched(followed, experiment.rounds, screen))
+        done = sum(1 for _ in watched(followed, experiment.rounds, screen, experiment.fleet.energy_unit))
     stored = open_run(folder)
     if stored.state != "done":
         stop.exit(f"stopped after round {len(stored.rounds)} of {experiment.rounds}; resume with:")
@@ -173,14 +177,17 @@ def _table(run: StoredRun, seconds: float) -> Table:
     for row in _took_part(run):
         out.add_row(*row)
     books = (energy.harvested, energy.spent, energy.wasted)
-    unit = f", {e.fleet.energy_unit}" if e.fleet.energy_unit != "units" else ""
-    out.add_row(f"energy harvested / spent / wasted{unit}", " / ".join(f"{amount:,.0f}" for amount in books))
+
+    def amounts(*values: float) -> str:
+        return " / ".join(spent_energy(value, e.fleet.energy_unit) for value in values)
+
+    out.add_row("energy harvested / spent / wasted", amounts(*books))
     if energy.standby or energy.leaked:
-        out.add_row(f"drawn between rounds / leaked{unit}", f"{energy.standby:,.0f} / {energy.leaked:,.0f}")
+        out.add_row("drawn between rounds / leaked", amounts(energy.standby, energy.leaked))
     if energy.brownouts:
         out.add_row(f"{'works' if e.asynchronous else 'rounds'} lost to empty batteries", f"{energy.brownouts:,}")
     if energy.violations:
-        out.add_row("spent beyond what was harvested", f"{energy.shortfall:,.0f}")
+        out.add_row("spent beyond what was harvested", amounts(energy.shortfall))
     dropped = sum(len(r.dropped) for r in run.rounds)
     if dropped:
         out.add_row("updates ignored (not finite)", f"{dropped:,}")

@@ -1,91 +1,27 @@
-"""`everfed runs`, `report`, `figure` and `presets`: list and show runs and presets."""
+"""`everfed report`, `figure` and `presets`: show runs and presets."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import click
 import typer
 
 from everfed import presets
 from everfed.cli import options as o
-from everfed.cli.screen import Debug, Screen, TextScreen, table
-from everfed.errors import InputError, counted
+from everfed.cli.screen import Debug, Screen, TextScreen
+from everfed.errors import InputError
 from everfed.report.distinct import distinct
-from everfed.report.figure import figure
+from everfed.report.figure import KINDS, figure
 from everfed.report.lines import lines
 from everfed.report.notes import notes
 from everfed.report.page import page
 from everfed.run import config
 from everfed.run.schema import schema
-from everfed.stats import finite
 from everfed.store import StoredRun, Unreadable, find_runs, open_runs
-from everfed.studies.yardstick import ACCURACY, LOSS, yardstick
 
 Folders = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="Run folders, or folders of them.")]
-
-
-@o.grouped
-def runs(
-    folders: Folders = None,
-    plugin: o.Plugin = None,
-    *,
-    screen: Screen,
-) -> None:
-    """List the runs in a folder (default: everfed-out), with their state and result.
-
-    Example: everfed runs everfed-out/compare
-    """
-    o.load_plugins(plugin)
-    opened, unreadable = open_runs(found_in(screen, folders or [Path("everfed-out")], none_is_fine=True))
-    known = distinct(opened)
-    found = known.runs
-    for note in known.notes:
-        screen.note(note)
-    if screen.as_json:
-        copies = [[str(path) for path in paths] for paths in known.copies]
-        rows = [{**_headline(run), "copies": also} for run, also in zip(found, copies, strict=True)]
-        screen.json(rows + [{**_headline(one), "copies": []} for one in unreadable])
-        return
-    rows = [*map(_headline, found), *map(_headline, unreadable)]
-    # A list compares nothing: runs with an accuracy keep it beside others that have a loss alone.
-    judged = {yardstick([run]) for run in found if run.final} or {ACCURACY}
-    shown = [one for one in (ACCURACY, LOSS) if one in judged]
-    names = [label for one in shown for label in (one.label, one.worst_label)]
-    columns = ("run", "state", "rounds", *names, "energy spent")
-    out = table(counted(len(rows), "run"), columns, left=columns[:2])
-    for line in rows:
-        out.add_row(
-            line["run"],
-            line["state"] + " early" * line.get("stopped_early", False),
-            "-" if line["rounds"] is None else f"{line['rounds_done']}/{line['rounds']}",
-            *(one.text(line[key]) for one in shown for key in (one.name, f"worst_group_{one.name}")),
-            "-" if line["spent"] is None else f"{line['spent']:,.0f}",
-        )
-    screen.out.print(out)
-    _tell_unreadable(screen, unreadable)
-
-
-def _headline(run: StoredRun | Unreadable) -> dict[str, Any]:
-    """One row; unknown values are None."""
-    names = "run method seed state reason rounds_done rounds accuracy worst_group_accuracy loss worst_group_loss"
-    row: dict[str, Any] = {**dict.fromkeys([*names.split(), "metrics", "spent"]), "run": str(run.path)}
-    if isinstance(run, Unreadable):
-        return row | {"state": "unreadable", "reason": run.reason}
-    row |= {
-        "method": run.experiment.method,
-        "seed": run.experiment.seed,
-        "state": run.state,
-        "rounds_done": len(run.rounds),
-        "rounds": run.experiment.rounds,
-        "spent": run.energy.spent if run.rounds else None,
-    }
-    if run.final:
-        row["metrics"] = run.final.to_dict().get("own")
-        for one in (ACCURACY, LOSS):
-            values = {one.name: one.of(run.final), f"worst_group_{one.name}": one.worst_group(run.final)}
-            row |= {name: finite(value) for name, value in values.items()}
-    return row | run.ending()
 
 
 @o.grouped
@@ -115,15 +51,23 @@ def make_figure(
     folders: Folders = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .pdf, .png or .svg file.")] = Path("figure.pdf"),
     title: Annotated[str | None, typer.Option(help="A line above the panels.")] = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="curves: over time, as in the paper; sweep: the last evaluation against each setting that was varied; "
+            "auto: a sweep if there is one.",
+            click_type=click.Choice(KINDS),
+        ),
+    ] = "auto",
     plugin: o.Plugin = None,
     *,
     screen: TextScreen,
 ) -> None:
-    """Draw the paper's figure from runs, for print.
+    """Draw runs for print: the paper's figure, or what the settings of a sweep do.
 
     Example: everfed figure everfed-out/compare -o figure.pdf
     """
-    screen.out.print(str(figure(_open(screen, folders, plugin), output, title)))
+    screen.out.print(str(figure(_open(screen, folders, plugin), output, title, kind)))
 
 
 def _open(screen: TextScreen, folders: list[Path] | None, named: list[str] | None) -> list[StoredRun]:
@@ -132,11 +76,11 @@ def _open(screen: TextScreen, folders: list[Path] | None, named: list[str] | Non
     runs, unreadable = open_runs(found_in(screen, folders or [Path("everfed-out")]))
     if not runs:
         raise InputError(f"none of the {len(unreadable)} runs there can be read; {_why(unreadable[0])}")
-    _tell_unreadable(screen, unreadable)
+    tell_unreadable(screen, unreadable)
     return runs
 
 
-def _tell_unreadable(screen: TextScreen, unreadable: list[Unreadable]) -> None:
+def tell_unreadable(screen: TextScreen, unreadable: list[Unreadable]) -> None:
     for one in unreadable:
         screen.note(_why(one))
 

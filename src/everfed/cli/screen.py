@@ -12,24 +12,16 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from everfed.cli.spoken import printable
 from everfed.errors import EverfedWarning
 from everfed.run.history import RoundRecord
+from everfed.showing.progress import Bars, Terminal
 from everfed.studies import sweep
+from everfed.units import energy
 
 _BARS = "▁▂▃▄▅▆▇█"
 PANEL = "Output"
@@ -63,12 +55,18 @@ class TextScreen:
         self.out = _Console(color_system=colours, width=None if sys.stdout.isatty() else 120)
         self.err = _Console(stderr=True, color_system=colours, quiet=quiet, soft_wrap=True)
         self.live = self.err.is_terminal and not quiet
+        self._told: set[str] = set()
         warnings.simplefilter("always", EverfedWarning)
         warnings.showwarning = self._warn
 
     def _warn(self, message: Any, category: type[Warning], *details: Any, **more: Any) -> None:
-        if issubclass(category, EverfedWarning):
+        if issubclass(category, EverfedWarning) and str(message) not in self._told:
+            self._told.add(str(message))  # a fleet that is built twice has the same to say
             self.note(str(message))
+
+    def bars(self, totals: dict[str, int]) -> Bars:
+        """Progress bars, which are drawn at once; nothing where there is no terminal."""
+        return Bars(totals, Terminal(self.err) if self.live else None, delay_s=0.0)
 
     def say(self, what: str, text: str) -> None:
         """A sentence of the result behind a bold word."""
@@ -113,44 +111,42 @@ def sparkline(values: Sequence[float], width: int = 30) -> str:
     return "".join(_BARS[min(7, int(8 * (v - low) / span))] for v in shown)
 
 
-def watched(records: Iterator[RoundRecord], total: int, screen: TextScreen) -> Iterator[RoundRecord]:
-    """Yield the same records, showing each."""
-    bar = Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    task = bar.add_task("", total=total)
+def watched(
+    records: Iterator[RoundRecord], total: int, screen: TextScreen, unit: str = "units"
+) -> Iterator[RoundRecord]:
+    """Yield the same records, showing each. unit: of the energy accounts."""
     accuracy: list[float] = []
     loss: list[float] = []
-    details = Text("")
-    with Live(Group(bar, details), console=screen.err, refresh_per_second=8) if screen.live else _nothing():
+    with screen.bars({"": total}) as bars:
         for record in records:
             if record.metrics:
                 loss.append(record.metrics.loss)
                 accuracy += [record.metrics.accuracy] if record.metrics.accuracy is not None else []
                 if not screen.live:
-                    screen.err.print(_line(record, total))
-            bar.update(task, completed=record.round + 1)
-            details.plain = _details(record, accuracy, loss)
+                    screen.err.print(_line(record, total, unit))
+            bars.details = _details(record, accuracy, loss, unit) if screen.live else ""
+            bars.update("", record.round + 1)
             yield record
 
 
-def _details(record: RoundRecord, accuracy: list[float], loss: list[float]) -> str:
+def _details(record: RoundRecord, accuracy: list[float], loss: list[float], unit: str) -> str:
     lines = []
     if accuracy:
         lines.append(f"accuracy  {100 * accuracy[-1]:6.1f} %  {sparkline(accuracy)}")
     if loss:
         lines.append(f"loss      {loss[-1]:8.4f}  {sparkline(loss)}")
-    energy = record.energy
+    books = record.energy
     took_part = "clients this round, round weight"
     if record.arrived:
         took_part = f"updates in this round of time, version {record.arrived.version:,}, weight"
     word = "arrived " if record.arrived else "training"
     lines.append(f"{word}  {len(record.participants):8,}  {took_part} {record.round_weight:.2f}")
-    lines.append(
-        f"energy    {energy.spent:8,.0f}  spent of {energy.harvested:,.0f} harvested, {energy.wasted:,.0f} wasted"
-    )
+    spent, harvested, wasted = (spent_energy(a, unit) for a in (books.spent, books.harvested, books.wasted))
+    lines.append(f"energy    {spent:>8}  spent of {harvested} harvested, {wasted} wasted")
     return "\n".join(lines)
 
 
-def _line(record: RoundRecord, total: int) -> str:
+def _line(record: RoundRecord, total: int, unit: str) -> str:
     assert record.metrics
     accuracy = record.metrics.accuracy
     said = f"accuracy {100 * accuracy:.1f} %  " if accuracy is not None else ""
@@ -159,7 +155,13 @@ def _line(record: RoundRecord, total: int) -> str:
     if record.arrived:  # the model moves between rounds too
         when = f"time {record.round + 1}/{total} rounds"
         who = f"arrived {len(record.participants)}  version {record.arrived.version:,}"
-    return f"{when}  {said}loss {record.metrics.loss:.4f}  {held}{who}  energy spent {record.energy.spent:,.0f}"
+    spent = spent_energy(record.energy.spent, unit)
+    return f"{when}  {said}loss {record.metrics.loss:.4f}  {held}{who}  energy spent {spent}"
+
+
+def spent_energy(value: float, unit: str) -> str:
+    """Joules of devices with their prefix, or whole units."""
+    return energy(value) if unit == "J" else f"{value:,.0f}"
 
 
 @contextmanager
@@ -170,15 +172,7 @@ def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Cal
     done = [0] * len(runs)
     latest: dict[int, sweep.Progress] = {}  # with an evaluation
     finished: set[int] = set()
-    label_column = TextColumn("{task.description}", markup=False)
-    bars = Progress(
-        label_column, BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[result]}"), TimeElapsedColumn(),
-        console=screen.err, disable=not screen.live,
-    )  # fmt: skip
-    tasks = {
-        label: bars.add_task(printable(label), total=sum(runs[i].experiment.rounds for i in mine), result=_result([]))
-        for label, mine in members.items()
-    }
+    totals = {label: sum(runs[i].experiment.rounds for i in mine) for label, mine in members.items()}
 
     def show(progress: sweep.Progress) -> None:
         i, run = progress.run, runs[progress.run]
@@ -187,7 +181,7 @@ def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Cal
             latest[i] = progress
         mine = members[run.label]
         result = _result([latest[j] for j in mine if j in latest])
-        bars.update(tasks[run.label], completed=sum(done[j] for j in mine), result=result)
+        bars.update(run.label, sum(done[j] for j in mine), result)
         if progress.note:
             screen.note(progress.note)
         elif progress.round == run.experiment.rounds and i not in finished and not screen.live:
@@ -196,7 +190,7 @@ def many_runs(runs: Sequence[sweep.Planned], screen: TextScreen) -> Iterator[Cal
         if progress.round == run.experiment.rounds:
             finished.add(i)
 
-    with bars:
+    with screen.bars(totals) as bars:
         yield show
 
 
@@ -206,8 +200,3 @@ def _result(latest: Sequence[sweep.Progress]) -> str:
     if latest and not accuracies:
         return f"loss {fmean(one.loss for one in latest if one.loss is not None):.4g}"
     return f"accuracy {100 * fmean(accuracies):.1f} %" if accuracies else "accuracy -"
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -88,7 +88,7 @@ def tuned(
 
     def run(runs: Sequence[sweep.Planned]) -> None:
         nonlocal done
-        screen.note(f"{'tuning' if not done else 'the grid is extended'}: {len(runs)} runs.")
+        screen.note(f"{'tuning' if not done else 'the grid is extended'}: {counted(len(runs), 'run')}.")
         done += len(runs)
         carried_out(screen, work, runs, stop)
         if stop():

@@ -56,7 +56,7 @@ class CentreCrop(Checked):
     """The middle of every image, standardised; no chance."""
 
     random: ClassVar[bool] = False
-    size: Count = 24
+    size: Count = 24  # pixels of an edge
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         if len(stored) != 3 or min(stored[1:]) < self.size:

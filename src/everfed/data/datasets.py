@@ -20,7 +20,9 @@ from everfed.registry import lookup
 
 
 def load(name: str) -> Dataset:
-    """A data set by name.
+    """A data set by name, not yet split: `partition(clients=..., how=...)` does that.
+
+    name: one of `DATASETS`; those that are not included are downloaded and verified on first use.
 
     >>> load("digits").x.shape
     (1437, 1, 8, 8)

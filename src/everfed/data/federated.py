@@ -16,16 +16,38 @@ import numpy.typing as npt
 from everfed.arrays import Inputs, Ints, count, each, joined, parts, taken
 from everfed.checks import check_count, checked as checked_value
 from everfed.data.augment import Augment, Plain
+from everfed.data.holdings import card, held, plot
 from everfed.data.plain import Pair, as_pair, check_lengths, labels, samples, whole_numbers
 from everfed.data.targets import AUTO, TASKS, as_targets, check_targets, classes_in, task_of
-from everfed.errors import InputError, some
+from everfed.energy.fleet import Fleet
+from everfed.errors import InputError, counted, some
+from everfed.showing import svg
+from everfed.showing.card import Card, Shown
 
 
-@dataclass(frozen=True)
-class FederatedData:
+@dataclass(frozen=True, repr=False)
+class FederatedData(Shown):
     """Training samples with their owners, and a common test set (which may be empty).
 
     Accepts arrays of any layout, byte order and number type, and stores plain ones (`data/plain.py`).
+
+    x: [samples, ...] the training inputs: uint8, float32, int64 or bool; or several such arrays by name.
+    y: [samples] labels, [samples, length] tokens or [samples, ...] numbers.
+    order: sample numbers, client after client.
+    starts: [N + 1] where each client begins in `order`.
+    test_x: inputs of the test set.
+    test_y: targets of the test set.
+    classes: of labels; the vocabulary of tokens; 0 for regression.
+    name: of the data, in reports.
+    augment: what is done to images.
+    task: classification, next-token, multilabel or regression; "auto" follows from y.
+    test_owner: [test samples] the client that each belongs to, -1 for nobody's; None: not known.
+    names: of the clients, if they have any.
+
+    >>> import everfed as ef
+    >>> data = ef.load("digits").partition(clients=4, how="iid", seed=0)
+    >>> len(data), data.sizes().tolist(), data.label_counts().shape
+    (4, [360, 359, 359, 359], (4, 10))
     """
 
     x: Inputs  # [samples, ...]: uint8, float32, int64 or bool; or several such inputs by name
@@ -113,6 +135,26 @@ class FederatedData:
         np.add.at(counts, (owner, self.y[self.order]), 1)
         return counts
 
+    def plot(self, *, fleet: Fleet | None = None, most: int = 100, ax: Any = None) -> Any:
+        """Who holds what: samples of each class by client, or without classes by client alone.
+
+        fleet: sorts clients by energy group. most: clients that are drawn; of more, some are taken evenly. Returns
+        Matplotlib's axes.
+        """
+        return plot(self, fleet, most, ax)
+
+    def _card(self) -> Card:
+        return card(self, self._picture)
+
+    def _picture(self) -> str:
+        clients = np.unique(np.linspace(0, len(self) - 1, 40).round().astype(np.int64))
+        counts = held(self, clients)
+        if counts is None:
+            sizes = np.sort(self.sizes()[clients])[::-1]
+            return svg.bars(sizes.tolist(), "samples of a client", "clients")
+        said = f"classes 0 to {self.classes - 1} across, {counted(len(clients), 'client')} down"
+        return svg.raster(counts / max(counts.max(), 1), "who holds what", said)
+
 
 def from_arrays(
     clients: Sequence[tuple[Any, Any]],
@@ -123,11 +165,13 @@ def from_arrays(
 ) -> FederatedData:
     """Federated data from one (x, y) pair per client, and an optional test set.
 
-    x: one array, or several by the names of the model's arguments, such as {"tokens": ..., "mask": ...}.
+    clients: one (x, y) per client. x is one array of [samples, ...], or several by the names of the model's
+        arguments, such as {"tokens": ..., "mask": ...}; y has one target per sample.
     test: one (x, y) pair, or a list with each client's own, by which clients and energy groups are then evaluated.
     task: follows from y. Whole numbers make it classification, several per sample a class per position (next-token,
         -100 is ignored); several truth values per sample make it multilabel; floats, regression.
     classes: how many classes, or the vocabulary of tokens; None: as many as there are in y.
+    name: of the data, in reports.
 
     >>> data = from_arrays([(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [0])])
     >>> data.sizes().tolist(), data.classes, data.task

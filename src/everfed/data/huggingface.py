@@ -38,11 +38,11 @@ class FromHub(Checked):
     y: str = "label"
     split: str = "train"
     test_split: str = ""
-    test_part: BelowOne = 0.2
+    test_part: BelowOne = 0.2  # of each client, without a test_split
     about: tuple[str, ...] = ()
-    length: Count = 80
-    least: Count = 1
-    task: Task = "auto"
+    length: Count = 80  # of windows of text, in characters
+    least: Count = 1  # characters of text that a client has, or is left out
+    task: Task = "auto"  # follows from y
 
     def load(self) -> Dataset:
         if not self.name:

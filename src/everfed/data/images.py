@@ -58,6 +58,8 @@ class Cifar10(Checked):
     folder: where it lies already (cifar-10-batches-py, cifar-10-batches-bin, or a folder that holds
     one of them, as torchvision makes it). Otherwise it is fetched once and cached.
     train_limit: keep only this many training images, drawn at random but always the same; 0: all.
+
+    augment: what is done to images; by default random crops of 24x24, mirrored half of the time.
     """
 
     folder: str = ""
@@ -187,6 +189,9 @@ class Mnist(Checked):
     """70,000 handwritten digits of 28x28 pixels, 10,000 of them the test set.
 
     folder: where the four IDX files lie already (packed or not); otherwise fetched once and cached.
+
+    augment: what is done to images.
+    train_limit: keep only this many training images, drawn at random but always the same; 0: all.
     """
 
     folder: str = ""

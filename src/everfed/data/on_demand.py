@@ -17,9 +17,11 @@ import numpy.typing as npt
 from everfed.arrays import Floats, Inputs, Ints, each, parts, taken
 from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
+from everfed.data.holdings import card
 from everfed.data.plain import as_pair
 from everfed.data.targets import AUTO, REGRESSION, TASKS, as_targets, check_targets, task_of
 from everfed.errors import InputError, some
+from everfed.showing.card import Card, Shown
 
 # Clients of a group that are sampled to estimate its labels.
 _LABELS_FROM = 200
@@ -46,11 +48,16 @@ class ClientSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class OnDemand:
+@dataclass(frozen=True, eq=False, repr=False)
+class OnDemand(Shown):
     """Federated data that are read client by client, and a common test set in memory.
 
-    classes: how many, or the vocabulary of tokens; 0 for regression. test: (x, y), or None. task: follows from y.
+    source: gives the samples of any clients (`Generated`, files, or your own with `sizes` and `read`).
+    test: (x, y) of the test set, or None.
+    classes: how many, or the vocabulary of tokens; 0 for regression.
+    name: of the data, in reports.
+    augment: what is done to images.
+    task: classification, next-token, multilabel or regression; "auto" follows from y.
 
     >>> from everfed.data.on_demand_sources import Generated
     >>> source = Generated([2, 2, 2], lambda client: (np.full((2, 1), client), [0, 1]))
@@ -182,6 +189,9 @@ class OnDemand:
     def alone(self, client: int) -> Samples:
         """One client's own samples."""
         return self.read(np.array([client]))
+
+    def _card(self) -> Card:
+        return card(self)
 
 
 def _named(clients: Ints) -> str:

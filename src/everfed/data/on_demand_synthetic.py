@@ -31,6 +31,10 @@ class Synthetic(Checked):
     """Pictures of side x side bytes: a pattern of the class under noise, made when a client needs them.
 
     Every client holds `samples` of them. Splits: iid and by-energy, drawn sample by sample.
+
+    samples: of each client.
+    classes: how many patterns there are.
+    side: pixels of an edge.
     """
 
     samples: Count = 20

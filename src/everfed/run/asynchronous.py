@@ -18,6 +18,7 @@ from torch import Tensor
 from everfed.arrays import Bools, Floats, Ints, part_of
 from everfed.energy.battery import Books
 from everfed.energy.work import MOMENTS
+from everfed.learning.downlink import as_sent
 from everfed.run.flight import Flight
 from everfed.run.history import Arrived, RoundRecord
 from everfed.run.loop import Run
@@ -114,7 +115,8 @@ class AsynchronousRun(Run):
 
     def _begin(self, works: Works) -> None:
         if len(works.clients):
-            self.source.flight.begin(works, self._intake.weigher.version, self.server.params)
+            model = as_sent(self.server.params, self.experiment.downlink)
+            self.source.flight.begin(works, self._intake.weigher.version, model)
 
     def _add(self, works: Works, number: int, log: Log) -> None:
         """Updates that arrive at one moment: all together, or one after the other, as the rule has it."""

@@ -6,10 +6,9 @@ Keys, types and defaults come from the registered classes. Unknown keys are erro
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ import numpy as np
 
 from everfed import checks, plugins, registry
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, first_line, unknown
+from everfed.errors import InputError, unknown
 from everfed.methods import METHODS
 from everfed.registry import lookup
-from everfed.run import live
+from everfed.run import keys, live
 from everfed.run.experiment import TABLES, Experiment, kind_of
+from everfed.run.files import fleet_named, hints as _hints, read as read, table_of as table_of
 from everfed.run.fleets import CycleFleet
 from everfed.run.toml import (
     DEEPEST,
@@ -35,11 +35,6 @@ from everfed.run.toml import (
 
 # Of files that are written out. The first format had no such key, and other rules under two of today's names.
 FORMAT = 2
-_RENAMED = {"mifa": "last-updates", "scaffold": "ht-scaffold"}
-_WRITTEN_OUT = {"data", "split", "fleet", "policy", "model", "client", "rounds", "local_steps", "batch_size", "seed"}
-
-_LARGEST = 10_000_000  # bytes of a file
-_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)  # to evaluate annotations is slow
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -49,10 +44,16 @@ def to_dict(value: Any) -> dict[str, Any]:
     if not in_a_table and not isinstance(value, Experiment):
         return live.describe(value)
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
-    hints = _hints(type(value))
+    return out | _options(value)
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """The options of a dataclass by name. Those added later are left out where they have their default, so that the
+    texts of older experiments, and the names of their folders, stay the same."""
+    hints, out = _hints(type(value)), {}
     for field in registry.options(value):
         part = getattr(value, field.name)
-        if not field.metadata.get("left_out") or part != field.default:
+        if not field.metadata.get("left_out") or part != registry.default_of(field):
             out[field.name] = plain(part, hints[field.name])
     return out
 
@@ -62,6 +63,8 @@ def plain(part: Any, hint: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         return list(part) if set(map(type, part)) <= {inner} & set(_PLAIN) else [plain(item, inner) for item in part]
+    if typing.get_origin(hint) is dict:
+        return {name: plain(item, typing.get_args(hint)[1]) for name, item in part.items()}
     if isinstance(part, Fleet):
         part = CycleFleet.of(part) or part
     if isinstance(part, np.generic):
@@ -69,8 +72,7 @@ def plain(part: Any, hint: Any) -> Any:
     if part is None or isinstance(part, bool | int | float | str):
         return part
     if hint is type(part):  # options with options of their own
-        hints = _hints(hint)
-        return {f.name: plain(getattr(part, f.name), hints[f.name]) for f in fields(part)}
+        return _options(part)
     return to_dict(part)
 
 
@@ -199,12 +201,6 @@ def _unknown_key(cls: type[Any], key: str, where: str, names: set[str]) -> str:
     return unknown("key", key, names, where)
 
 
-def table_of(hint: Any) -> Mapping[str, type[Any]] | None:
-    """The table that a part comes from; live objects, which it may be as well, are not written in files."""
-    kinds = typing.get_args(hint) if checks.is_union(hint) else (hint,)
-    return next((TABLES[kind] for kind in kinds if kind in TABLES), None)
-
-
 def _value(hint: Any, value: Any, where: str) -> Any:
     if recalled := live.recall(value):
         return recalled
@@ -218,6 +214,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         if inner in _PLAIN and set(map(type, value)) <= {inner}:  # a million cycles, say
             return tuple(value)
         return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where} is {show(value)}; it must be a table of names and their options.")
+        return {name: _value(typing.get_args(hint)[1], item, f"{where}.{name}") for name, item in value.items()}
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
             raise InputError(f"{where} is {show(value)}; it must be a table of options.")
@@ -244,60 +244,12 @@ def _choice(table: Mapping[str, type[Any]], value: Any, where: str) -> Any:
         raise InputError(f"{where} is {show(value)}; it must be a name or a table with a kind: {', '.join(table)}.")
     if "kind" not in options:
         raise InputError(f"{where} has no kind; give one of {', '.join(table)}.")
-    kind = lookup(table, str(options["kind"]), f"{where} kind")
-    return _decode(kind, {k: v for k, v in options.items() if k != "kind"}, where + ".")
-
-
-def read(path: Path, *, trusted: bool = True) -> dict[str, Any]:
-    """The raw content of an experiment file, its paths made absolute.
-
-    trusted: whether its plugins may be loaded from its folder or the current folder.
-    """
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"'{path}' is a folder or a device; give an experiment file.")
-        if path.stat().st_size > _LARGEST:
-            raise InputError(f"'{path}' is not an experiment file: it has more than {_LARGEST // 10**6} MB.")
-        raw = _in_todays_words(parse(path.read_text(encoding="utf-8-sig"), str(path)))
-    except FileNotFoundError:
-        raise InputError(f"there is no experiment file '{path}'.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the experiment file '{path}' cannot be read: {first_line(error)}.") from None
-    if not raw:
-        raise InputError(f"'{path}' sets no key; `everfed presets show digits` prints an experiment to start from.")
-    folder = path.absolute().parent
-    plugins.load_installed()
-    plugins.load(raw.get("plugins", []), [Path.cwd(), folder] if trusted else [], trusted=trusted)
-    _find_files(Experiment, raw, folder)
-    return raw
-
-
-def _find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
-    """Make paths absolute, in place: those in a file are relative to that file."""
-    hints = _hints(cls)
-    for field in registry.options(cls):
-        value, hint = raw.get(field.name), hints[field.name]
-        if field.metadata.get("file") and isinstance(value, str) and value:
-            raw[field.name] = str(folder / value)  # type: ignore[index]
-        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
-        table = table_of(inner)
-        for part in value if isinstance(value, list) else [value]:
-            if not isinstance(part, dict):
-                continue
-            kind = table.get(str(part.get("kind"))) if table else inner
-            if is_dataclass(kind) and isinstance(kind, type):
-                _find_files(kind, part, folder)
-
-
-def _in_todays_words(raw: dict[str, Any]) -> dict[str, Any]:
-    """What a run of an earlier version wrote down, with its server rule and its options under today's names."""
-    policy, server = raw.get("policy"), raw.get("server")
-    if isinstance(policy, dict) and policy.get("kind") == "thrifty" and "least" in policy:
-        raw = {**raw, "policy": {{"least": "min_units"}.get(key, key): value for key, value in policy.items()}}
-    if "format" in raw or not raw.keys() >= _WRITTEN_OUT or not isinstance(server, dict) or "place" not in server:
-        return raw
-    kind = server.get("kind")
-    return {**raw, "server": {**server, "kind": _RENAMED.get(str(kind), kind)}}
+        kind = lookup(table, str(options["kind"]), f"{where} kind")
+    except InputError as error:
+        more = " A fleet file ends in .toml, and `everfed fleets` lists others." if where == "fleet" else ""
+        raise InputError(f"{error}{more}") from None
+    return _decode(kind, {k: v for k, v in options.items() if k != "kind"}, where + ".")
 
 
 def change(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -305,9 +257,11 @@ def change(raw: dict[str, Any], key: str, value: Any) -> None:
 
     It applies to every method, and overrides the settings of single methods.
     """
-    *path, last = key.split(".")
+    *path, last = keys.split(key)
     if len(path) > DEEPEST:
         raise InputError(f"unknown key '{key[:60]}...'; keys have few dots, such as client.schedule.final.")
+    if key == "fleet" and isinstance(value, str):
+        value = fleet_named(value)
     for settings in raw.get("methods", {}).values() if isinstance(raw.get("methods"), dict) else ():
         if isinstance(settings, dict) and key.split(".")[0] in settings:
             if key.removesuffix(".kind").count(".") == 0:
@@ -319,20 +273,37 @@ def change(raw: dict[str, Any], key: str, value: Any) -> None:
         raw.pop("server", None)
     elif key.split(".")[0] in ("policy", "server"):
         _expand_method(raw)
-    at: dict[str, Any] = raw
+    at: Any = raw
     for name in path:
-        inside = at.get(name)
-        if isinstance(inside, str):
-            inside = {"kind": inside}
-        if inside is None:
-            inside = _default_part(path[0]) if at is raw and name != "methods" else {}
-        if not isinstance(inside, dict):
-            raise InputError(f"'{name}' in '{key}' is not a table of options.")
-        at[name] = inside
-        at = inside
-    if last == "kind":
+        at = _inside(at, name, key, raw)
+    if isinstance(at, list):
+        last = keys.place(at, last, key)
+    elif isinstance(last, int):
+        raise InputError(f"'{key}': what stands before [{last}] is not a list in this experiment.")
+    elif last == "kind":
         at.clear()
     at[last] = value
+
+
+def _inside(at: Any, name: str | int, key: str, raw: dict[str, Any]) -> Any:
+    """The table or list of this name in another one, made where it is missing."""
+    if isinstance(at, list):
+        found = at[keys.place(at, name, key)]
+        if not isinstance(found, dict):
+            raise InputError(f"'{name}' in '{key}' is not a table of options.")
+        return found
+    if isinstance(name, int):
+        raise InputError(f"'{key}': what stands before [{name}] is not a list in this experiment.")
+    inside = at.get(name)
+    if isinstance(inside, str):
+        inside = fleet_named(inside) if name == "fleet" and at is raw else inside
+        inside = {"kind": inside} if isinstance(inside, str) else inside
+    if inside is None:
+        inside = _default_part(name) if at is raw and name != "methods" else {}
+    if not isinstance(inside, dict | list):
+        raise InputError(f"'{name}' in '{key}' is not a table of options.")
+    at[name] = inside
+    return inside
 
 
 def _expand_method(raw: dict[str, Any]) -> None:

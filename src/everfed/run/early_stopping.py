@@ -18,7 +18,7 @@ from everfed.learning.metrics import Metrics
 from everfed.run.history import RoundRecord
 
 # Whether lower values are better, of the metrics that everfed computes itself.
-_LOWER = {
+LOWER_IS_BETTER = {
     "loss": True, "perplexity": True, "mae": True, "accuracy": False, "worst_group_accuracy": False, "top-3": False,
     "top-5": False, "f1": False, "auc": False, "r2": False,
 }  # fmt: skip
@@ -28,13 +28,17 @@ _OVERALL = ("loss", "accuracy", "worst_group_accuracy")
 
 @dataclass(frozen=True)
 class EarlyStopping(Checked):
-    """A part of the training samples is held out, evaluated on beside the test set, and says when to end."""
+    """A part of the training samples is held out, evaluated on beside the test set, and says when to end.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(early_stopping=ef.EarlyStopping(part=0.1, patience=5)).early_stopping.keep
+    'best'
+    """
 
     part: BelowOne = 0.0  # of the training samples, or of the natural clients; 0: no validation set
     by: Annotated[str, ("sample", "client")] = "sample"  # client: whole natural clients are held out
-    metric: str = (
-        "loss"  # of the validation set: loss, accuracy, worst_group_accuracy or one of the run's further metrics
-    )
+    # Of the validation set: loss, accuracy, worst_group_accuracy or one of the run's further metrics.
+    metric: str = "loss"
     better: Annotated[str, ("auto", "lower", "higher")] = "auto"  # auto: known for all but one's own metrics
     patience: CountOrZero = 0  # evaluations without an improvement after which the run ends; 0: it never does
     keep: Annotated[str, ("best", "last")] = "best"  # the model that the run ends with
@@ -48,11 +52,11 @@ class EarlyStopping(Checked):
 
     def check(self, own: Collection[str]) -> None:
         """Refuse a metric that the run does not have. own: the names of its additional metrics."""
-        known = [name for name in _LOWER if not name.startswith("top-")]  # those that some task brings
+        known = [name for name in LOWER_IS_BETTER if not name.startswith("top-")]  # those that some task brings
         if self.metric not in (*known, *own):
-            more = f"; add it to the run's metrics: metrics = ['{self.metric}']." if self.metric in _LOWER else ""
+            more = f"; add it to the run's metrics: metrics = ['{self.metric}']." * (self.metric in LOWER_IS_BETTER)
             raise InputError(unknown("early_stopping.metric", self.metric, [*known, *own]).rstrip(".") + (more or "."))
-        if self.metric not in _LOWER and self.better == "auto":
+        if self.metric not in LOWER_IS_BETTER and self.better == "auto":
             raise InputError(
                 f"early_stopping.metric is '{self.metric}', one of the run's own; say which values are better: "
                 "early_stopping.better = 'lower' or 'higher'."
@@ -61,7 +65,7 @@ class EarlyStopping(Checked):
     @property
     def lower(self) -> bool:
         """Whether lower values are better."""
-        return _LOWER[self.metric] if self.better == "auto" else self.better == "lower"
+        return LOWER_IS_BETTER[self.metric] if self.better == "auto" else self.better == "lower"
 
     def outlasts(self, other: EarlyStopping) -> bool:
         """Whether it is more patient."""

@@ -27,10 +27,12 @@ from everfed.data.partition import SPLITS, ByEnergy, Natural, Split
 from everfed.data.plain import Pair
 from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, TASKS, classes_in
 from everfed.energy.fleet import Fleet
+from everfed.energy.physical import Encoding, Link
 from everfed.energy.work import Pace, Work, pace_of
 from everfed.errors import InputError, unknown
 from everfed.learning.attacks import ATTACKS, Attack, NoAttack
 from everfed.learning.compress import COMPRESSORS, Compressor, Whole
+from everfed.learning.downlink import DOWNLINKS
 from everfed.learning.gradients import GRADIENT_RULES, GradientRule
 from everfed.learning.hooks import check_travels
 from everfed.learning.measures import Metric, own_metrics
@@ -45,12 +47,14 @@ from everfed.run.early_stopping import EarlyStopping
 from everfed.run.fingerprint import fingerprint
 from everfed.run.fleets import FLEETS, CycleFleet, FleetSpec
 from everfed.run.live import Live
+from everfed.run.shown import abridged, schedule_picture
 from everfed.scheduling.policies import Policy, UniformWindow
 from everfed.scheduling.table import POLICIES
 from everfed.server.optimizers import SERVER_OPTIMIZERS, ServerOptimizer, ServerSGD
 from everfed.server.robust import DEFENCES, Defence, NoDefence
 from everfed.server.rules import ServerRule, Sum
 from everfed.server.table import SERVER_RULES
+from everfed.showing.card import Card, Shown
 
 # The table of each part of an experiment, and of nested parts (an optimiser's schedule).
 TABLES: dict[Any, dict[str, type[Any]]] = {
@@ -89,38 +93,47 @@ def _later(default: Any, **metadata: str) -> Any:
     return field(default=default, metadata={"left_out": True, **metadata})
 
 
-@dataclass(frozen=True, eq=False)
-class Experiment(Checked):
-    """A run. The defaults are the preset digits with one rate for all methods: 40 clients, the paper's energy."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Experiment(Shown, Checked):
+    """A run. The defaults are the preset digits with one rate for all methods: 40 clients, the paper's energy.
 
-    data: DataPart = Digits()
-    split: Split = ByEnergy()  # of data that are not split yet
-    fleet: FleetSpec | Fleet = CycleFleet()
-    policy: Policy = UniformWindow()
-    server: ServerRule = Sum()
-    server_optimizer: ServerOptimizer = ServerSGD()
-    model: ModelPart = Mlp()
-    # With a decaying rate, the noise of unequal participation fades.
+    The fields are the keys of experiment files; parts may be given as values, by name, or as live objects.
+    `dataclasses.replace` changes one.
+
+    >>> import everfed as ef
+    >>> experiment = ef.Experiment(rounds=20, client=ef.SGD(0.1))
+    >>> experiment.method, len(experiment.make_fleet())
+    ('algorithm1', 40)
+    """
+
+    data: DataPart = Digits()  # the samples
+    split: Split = ByEnergy()  # how clients share data that are not split yet
+    fleet: FleetSpec | Fleet = CycleFleet()  # the clients and their energy
+    policy: Policy = UniformWindow()  # when a client trains, and the scale of its update
+    server: ServerRule = Sum()  # how updates are weighted and added up
+    server_optimizer: ServerOptimizer = ServerSGD()  # how that sum moves the model
+    model: ModelPart = Mlp()  # what is trained
+    # The optimiser of local steps. With a decaying rate, the noise of unequal participation fades.
     client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
     gradients: tuple[GradientRule, ...] = ()  # applied to gradients before the client's step, in this order
-    compression: Compressor = Whole()
-    rounds: Count = 400
-    local_steps: Count = 5
-    batch_size: Count = 10
+    compression: Compressor = Whole()  # of updates, before they are sent
+    rounds: Count = 400  # of the run
+    local_steps: Count = 5  # T: optimiser steps of a client in a round
+    batch_size: Count = 10  # samples of a local step
     keep_state: bool = True  # whether a client's optimiser state persists to its next round
     state_place: Place = "device"  # where it is kept: device (the one that trains) or disk
     eval_every: CountOrZero = 0  # rounds between evaluations; 0: twenty times in the run
-    seed: Seed = 0
-    device: Annotated[str, ("auto", "cpu", "cuda")] = "auto"
-    trainer: str = field(default="auto", metadata={"names": "trainer"})
+    seed: Seed = 0  # of all random draws
+    device: Annotated[str, ("auto", "cpu", "cuda")] = "auto"  # where it trains; auto: on a GPU if there is one
+    trainer: str = field(default="auto", metadata={"names": "trainer"})  # auto: the fastest that fits
     # Whether to compare it with plain autograd on a few of the run's samples before the run.
     check_trainer: bool = _later(True)
-    precision: Annotated[str, tuple(PRECISIONS)] = "float32"
-    # Each kind of random draw can have its own seed; None: `seed`.
-    split_seed: Seed | None = _later(None)
-    init_seed: Seed | None = _later(None)
-    batch_seed: Seed | None = _later(None)
-    schedule_seed: Seed | None = _later(None)
+    precision: Annotated[str, tuple(PRECISIONS)] = "float32"  # of products, on a GPU
+    # Each kind of random draw can have its own seed.
+    split_seed: Seed | None = _later(None)  # of the split over clients; left out: `seed`
+    init_seed: Seed | None = _later(None)  # of the initial weights; left out: `seed`
+    batch_seed: Seed | None = _later(None)  # of minibatches, crops and dropout; left out: `seed`
+    schedule_seed: Seed | None = _later(None)  # of energy and of the schedule; left out: `seed`
     # The fraction of the training samples that is held out and evaluated on instead of the test set.
     validation: BelowOne = _later(0.0)
     # A validation set beside the test set, by which the run keeps its best model and may end early.
@@ -136,6 +149,8 @@ class Experiment(Checked):
     robust: Defence = _later(NoDefence())
     # Clients that send something else than their update, in a simulation.
     attack: Attack = _later(NoAttack())
+    # The numbers in which clients receive the model, and train from it: full (float32) or bf16.
+    downlink: Annotated[str, tuple(DOWNLINKS)] = _later("full")
     # A scalar function of (outputs, targets). None: the task's own, cross entropy or squared error.
     loss: Loss | None = field(default=None, metadata={"left_out": True, "live": True})
     # Names or functions of (outputs, targets), computed at every evaluation in addition to loss and accuracy.
@@ -211,6 +226,12 @@ class Experiment(Checked):
         return known.title if known else self.method
 
     @property
+    def data_name(self) -> str:
+        """The data set's name: its kind, or what the data are called."""
+        named = getattr(self.data, "name", None) if isinstance(self.data, FederatedData | OnDemand | Dataset) else None
+        return named or kind_of(self.data)
+
+    @property
     def asynchronous(self) -> bool:
         """Whether its clients do not meet in rounds."""
         return self.mode == "asynchronous" or bool(getattr(self.server, "asynchronous", False))
@@ -218,7 +239,12 @@ class Experiment(Checked):
     def make_pace(self, fleet: Fleet) -> Pace:
         """How long the work of asynchronous clients takes."""
         own = getattr(self.fleet, "pace", None)
-        return pace_of(self.work, len(fleet), own(self.local_steps, self.compression, fleet) if own else None)
+        return pace_of(self.work, len(fleet), own(self.local_steps, self.encoding, fleet) if own else None)
+
+    @property
+    def encoding(self) -> Encoding:
+        """The sizes of messages, for the energy of sending and receiving them."""
+        return self.compression if self.downlink == "full" else Link(self.compression, received=0.5)
 
     @property
     def evaluation_interval(self) -> int:
@@ -230,7 +256,7 @@ class Experiment(Checked):
 
     def make_fleet(self) -> Fleet:
         live = isinstance(self.fleet, Fleet)
-        fleet = self.fleet if isinstance(self.fleet, Fleet) else self.fleet.build(self.local_steps, self.compression)
+        fleet = self.fleet if isinstance(self.fleet, Fleet) else self.fleet.build(self.local_steps, self.encoding)
         if live and len(self.compression.choices()) > 1:
             raise InputError(
                 "this compression chooses bits from a device's energy costs; describe the fleet by its devices "
@@ -276,6 +302,22 @@ class Experiment(Checked):
         whole = data.split(split, len(fleet), fleet=fleet, seed=seed)
         # Natural clients that are not of the fleet have no part in it: held out after they are dealt.
         return held_out_of_clients(whole, part, by, seed) if part and held is None else (whole, held)
+
+    def _card(self) -> Card:
+        """Every setting that is not the default, and the parts that every experiment has."""
+        always = ("data", "fleet", "model", "client", "rounds", "local_steps", "batch_size", "seed")
+        facts = []
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name not in ("policy", "server", "plugins") and (
+                part.name in always or not _alike(value, part.default)
+            ):
+                facts.append((part.name, abridged(value, kind_of)))
+        given = METHODS.get(self.method)
+        if given is None:
+            facts += [(name, abridged(getattr(self, name), kind_of)) for name in ("policy", "server")]
+        title = f"Experiment: {self.title} on {self.data_name}"
+        return Card(title, facts, None, lambda: schedule_picture(self))
 
     def _with_task(self, data: Any) -> Any:
         """The data with the task that is named here."""

@@ -14,7 +14,7 @@ from everfed.arrays import Ints
 from everfed.checks import Checked, Count, CountOrZero, NonNegative
 from everfed.energy.arrivals import ARRIVALS
 from everfed.energy.fleet import Fleet, check_clients
-from everfed.energy.physical import DeviceFleet, Encoding
+from everfed.energy.physical import DeviceFleet, Encoding, Link
 from everfed.energy.random_arrivals import Markov
 from everfed.errors import InputError
 from everfed.run.fingerprint import fingerprint
@@ -45,10 +45,10 @@ class CycleFleet(Checked):
     """A fleet from the paper's renewal cycles, assigned in turn: client i has cycles[i mod len]."""
 
     energy_unit: ClassVar[str] = "units"
-    clients: Count = 40
-    cycles: tuple[Count, ...] = (1, 5, 10, 20)
+    clients: Count = 40  # their number
+    cycles: tuple[Count, ...] = (1, 5, 10, 20)  # E: rounds needed to harvest one round's energy
     offsets: tuple[CountOrZero, ...] = ()  # first round with energy: none, one per cycle, or one per client
-    arrivals: str = field(default="lump", metadata={"names": "arrivals"})
+    arrivals: str = field(default="lump", metadata={"names": "arrivals"})  # how energy arrives
     capacity: NonNegative = 0.0  # battery in units; 0: as large as needed
     spell: Annotated[float, "[0, 1e6]"] = 0.0  # mean length of markov's good spells in rounds; 0: four
 
@@ -61,8 +61,9 @@ class CycleFleet(Checked):
 
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:
         if encoding and len(encoding.choices()) > 1:
+            kind = type(encoding.up if isinstance(encoding, Link) else encoding).__name__
             raise InputError(
-                f"{type(encoding).__name__} compression trades the energy of sending against noise, but a fleet of "
+                f"{kind} compression trades the energy of sending against noise, but a fleet of "
                 "cycles has no energies in joules; use a fleet of devices, or compression 'qsgd' and its bits."
             )
         check_clients(self.clients)

@@ -89,6 +89,9 @@ def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
         return value
     if isinstance(value, tuple):
         return tuple(_walk(item, change) for item in value)
+    if type(value) is dict:
+        named = {key: _walk(item, change) for key, item in value.items()}
+        return value if all(named[key] is value[key] for key in value) else named
     if (
         is_dataclass(value)
         and not isinstance(value, type | Live)

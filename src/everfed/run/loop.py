@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from everfed.learning.compress import compress_all
+from everfed.learning.downlink import as_sent
 from everfed.learning.metrics import Metrics
 from everfed.run.experiment import Experiment
 from everfed.run.history import History, RoundRecord
@@ -24,6 +25,16 @@ class Run:
 
     `params` is the server's current model, so a consumer may inspect it, or stop early with `break` and keep it.
     Progress bars and storage are consumers too.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2])
+    >>> data = ef.from_arrays([([[0.0], [1.0]], [0, 1])] * 2, test=([[0.0], [1.0]], [0, 1]))
+    >>> run = ef.start("logistic", data, fleet, rounds=10, batch_size=2, eval_every=1, client=ef.SGD(1.0))
+    >>> for record in run:
+    ...     if record.metrics.accuracy == 1.0:
+    ...         break
+    >>> run.done < 10, sorted(run.params)
+    (True, ['1.bias', '1.weight'])
     """
 
     setup: Setup
@@ -60,7 +71,7 @@ class Run:
         while not self.ended:
             number, began = self.done, time.perf_counter()
             # Plan: who takes part, and the scale of each.
-            step, results = self.source.next(number, server.params)
+            step, results = self.source.next(number, as_sent(server.params, experiment.downlink))
             server.open(number, step.clients, step.scales)
             # Train, as many participants at once as memory allows; compress; add up.
             for trained in results:

@@ -22,6 +22,11 @@ def check_mode(experiment: Experiment) -> None:
             f"compression is {experiment.compression}, but AREA sends the difference of two models, and what one "
             "message rounds off would stay off for ever; remove it, or use renewal."
         )
+    if isinstance(rule, Area) and experiment.downlink != "full":
+        raise InputError(
+            f"downlink is '{experiment.downlink}', but AREA sends the difference of two models, and what one message "
+            "rounds off would stay off for ever; remove it, or use renewal."
+        )
     if rule and not isinstance(experiment.attack, NoAttack):
         raise InputError(
             f"attack is {experiment.attack}, but attackers are simulated in rounds, and these clients have none; "

@@ -24,6 +24,9 @@ def schema() -> dict[str, Any]:
     }
     body["properties"]["tuned_on"] = {"type": "array", "items": _schema(checks.Seed)}
     body["properties"]["method"] = {"enum": list(METHODS), "description": "Stands for a policy and a server rule."}
+    body["properties"]["fleet"]["anyOf"].append(
+        {"type": "string", "description": "A fleet file (.toml), or a fleet that `everfed fleets` lists."}
+    )
     body["properties"]["format"] = {"type": "integer", "description": "Of a file that everfed wrote."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "everfed experiment", **body}
 
@@ -51,6 +54,8 @@ def _schema(hint: Any, named: tuple[str, ...] | None = None) -> dict[str, Any]:
         return {"anyOf": [{"enum": list(table)}, *kinds]}
     if typing.get_origin(bare) is tuple:
         return {"type": "array", "items": _schema(typing.get_args(bare)[0], named)}
+    if typing.get_origin(bare) is dict:
+        return {"type": "object", "additionalProperties": _schema(typing.get_args(bare)[1])}
     if is_dataclass(bare) and isinstance(bare, type):
         return _object_schema(bare)
     if checks.is_union(bare):  # it may be left out, or be live

@@ -87,7 +87,13 @@ class Setup:
             self.layout.flatten(self.module),
         )  # fmt: skip
         rule = arrival_rule(e.policy, e.server, e.mode, e.work) or e.server
-        return Server(rule, e.server_optimizer, setting, on_divergence, e.robust)
+        made = Server(rule, e.server_optimizer, setting, on_divergence, e.robust)
+        if e.downlink != "full" and made.rule.starts:
+            raise InputError(
+                f"downlink is '{e.downlink}', but the rule {type(e.server).__name__} starts each client from a model "
+                "of its own; remove one of them."
+            )
+        return made
 
     def trainer(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 from everfed.errors import InputError, first_line, shown
 from everfed.run import live
+from everfed.run.keys import split_setting
 
 DEEPEST = 8  # tables inside tables
 _MOST_DOTS = 1000  # in what may be a key
@@ -46,10 +47,10 @@ def parse_value(text: str) -> Any:
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """'client.lr=0.01' as (key, value)."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
+    key, equals, value = split_setting(text)
+    if not equals or not key:
         raise InputError(f"'{text}' is not a setting; write key=value, such as client.lr=0.01.")
-    return key.strip(), parse_value(value.strip())
+    return key, parse_value(value)
 
 
 def raw_to_toml(raw: Mapping[str, Any]) -> str:

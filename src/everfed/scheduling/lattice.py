@@ -37,6 +37,11 @@ class Lattice(UniformWindow):
 
     Not for clients that cannot be given a rank, nor with peers whose batteries differ (a skipped slot
     leaves a gap in the lattice).
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> [step.clients.tolist() for step in ef.plan(fleet, ef.Lattice(), rounds=4, seed=0)]
+    [[0, 1, 2], [0], [0, 1], [0]]
     """
 
     redraw: bool = True

@@ -18,14 +18,25 @@ from everfed import random
 from everfed.arrays import Bools, Floats, Ints, Seeds, part_of
 from everfed.energy.battery import Battery, Books
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, shown, some, warn
+from everfed.errors import InputError, counted, shown, some, warn
 from everfed.scheduling.foresight import Outlook
 from everfed.scheduling.policies import Clients, Decision, Energy, Policy, State, View
 
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One round of a plan."""
+    """One round of a plan.
+
+    round: its number, from 0.
+    clients: [C] those who train, ascending.
+    scales: [C] what each multiplies its update by.
+    energy: of the whole fleet, up to and including this round.
+
+    >>> import everfed as ef
+    >>> first = next(iter(ef.plan(ef.Fleet.from_cycles([1, 2]), "greedy", rounds=4)))
+    >>> first.round, first.clients.tolist(), first.scales.tolist()
+    (0, [0, 1], [1.0, 1.0])
+    """
 
     round: int
     clients: Ints  # the participants, ascending
@@ -154,7 +165,8 @@ def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
         return
     first = cut[0]
     message = (
-        f"{rounds} rounds do not contain a whole number of windows for {len(cut)} of {len(fleet)} clients "
+        f"{counted(rounds, 'round')} do{'es' * (rounds == 1)} not contain a whole number of windows for {len(cut)} of "
+        f"{counted(len(fleet), 'client')} "
         f"(client {some(cut, 3)}; the first has a cycle of {fleet.cycles()[first]}"
         + (f" from round {fleet.offsets()[first]}" if fleet.offsets()[first] else "")
         + "); their last window is cut short."

@@ -91,7 +91,18 @@ class Energy(Enum):
 
 
 class Policy(Checked, ABC):
-    """The base of every policy: `step` decides, everything else has a default. `POLICIES` lists the built-in ones."""
+    """The base of every policy: `step` decides, everything else has a default. `POLICIES` lists the built-in ones.
+
+    A policy of your own has a `step`, which sees the round and each client's battery (docs/extending.md):
+
+    >>> import everfed as ef
+    >>> from everfed.scheduling.policies import Decision
+    >>> class EveryOther(ef.Policy):
+    ...     def step(self, state, view):
+    ...         return Decision(view.affords & (view.round % 2 == 0), np.ones(view.affords.shape), state)
+    >>> [step.clients.tolist() for step in ef.plan(ef.Fleet.from_cycles([1, 2]), EveryOther(), rounds=4)]
+    [[0, 1], [], [0, 1], []]
+    """
 
     energy: ClassVar[Energy] = Energy.OBEYED
     learns: ClassVar[bool] = False  # whether its state is learnt, so that a reboot must not lose it
@@ -155,6 +166,11 @@ class UniformWindow(Policy):
     E[join * scale] = 1. Slots without enough energy are skipped.
 
     scaled: False leaves the update as it is (an ablation: random timing, biased weights).
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> [step.clients.tolist() for step in ef.plan(fleet, ef.UniformWindow(), rounds=4, seed=0)]
+    [[0], [0, 1], [0, 1, 2], [0]]
     """
 
     scaled: bool = True
@@ -197,6 +213,11 @@ class Greedy(Policy):
     window, but all rare clients train in the same rounds. If energy arrives at random (bernoulli, uniform-in-block,
     markov), it is the unbiased rule of Güler and Yener (ISIT 2021): the mean weight of each client is 1 in every round,
     and no unit has to wait.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> [step.clients.tolist() for step in ef.plan(fleet, ef.Greedy(), rounds=4, seed=0)]
+    [[0, 1, 2], [0], [0, 1], [0]]
     """
 
     scaled: bool = False
@@ -213,6 +234,11 @@ class WaitForAll(Policy):
     """Benchmark 2: all clients train when every battery holds one round's energy, and none before.
 
     Clients report that they are ready; the server grants the round when all are.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> [step.clients.tolist() for step in ef.plan(fleet, ef.WaitForAll(), rounds=4, seed=0)]
+    [[0, 1, 2], [], [], []]
     """
 
     def init(self, clients: Clients, round: int = 0) -> State:
@@ -227,7 +253,13 @@ class WaitForAll(Policy):
 
 @dataclass(frozen=True)
 class Always(Policy):
-    """FedAvg with unlimited energy: every client in every round, as an upper bound."""
+    """FedAvg with unlimited energy: every client in every round, as an upper bound.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> [step.clients.tolist() for step in ef.plan(fleet, ef.Always(), rounds=4, seed=0)]
+    [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    """
 
     energy: ClassVar[Energy] = Energy.UNLIMITED
 
@@ -244,6 +276,11 @@ class Bernoulli(Policy):
 
     Conditionally unbiased, unlike the window schedule, but with more variance, and it overspends energy. This is the
     schedule that the paper's convergence proof covers.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> [step.clients.tolist() for step in ef.plan(fleet, ef.Bernoulli(), rounds=4, seed=0)]
+    [[0], [0, 2], [0, 1, 2], [0]]
     """
 
     energy: ClassVar[Energy] = Energy.IGNORED

@@ -10,7 +10,7 @@ import numpy as np
 from everfed.arrays import Bools, Floats, Ints
 from everfed.energy.battery import TOLERANCE, Battery, Storage
 from everfed.energy.fleet import Fleet
-from everfed.errors import some, warn
+from everfed.errors import counted, some, warn
 from everfed.scheduling.plan import Schedule
 from everfed.scheduling.policies import Energy, Policy
 from everfed.scheduling.timeline import Timeline
@@ -80,9 +80,9 @@ def never_trained(
     effect = "the model does not change" if len(who) == len(fleet) else "the model learns nothing from their data"
     if asynchronous:
         subject = f"no update of {'any client' if len(who) == len(fleet) else f'{len(who)} of {len(fleet)} clients'}"
-        return f"{subject} arrives in {rounds} rounds of time: {'; '.join(parts)}. So {effect}."
+        return f"{subject} arrives in {counted(rounds, 'round')} of time: {'; '.join(parts)}. So {effect}."
     subject = "nobody trains" if len(who) == len(fleet) else f"{len(who)} of {len(fleet)} clients never train"
-    return f"{subject} in {rounds} rounds: {'; '.join(parts)}. So {effect}."
+    return f"{subject} in {counted(rounds, 'round')}: {'; '.join(parts)}. So {effect}."
 
 
 def _reasons(fleet: Fleet, policy: Policy, who: Ints, rounds: int, seed: int) -> list[str]:

@@ -88,6 +88,9 @@ class Thrifty(Policy):
     spells (bernoulli and markov arrivals) into a battery without losses. Other supplies are an error, since their law
     is unknown: use `SelfWeighted`. With min_units = 1 and chance = 1 a client trains on arrival and is scaled by its
     cycle, with any supply.
+
+    min_units: units that the battery must hold.
+    chance: of training, with that many.
     """
 
     min_units: Count = 1
@@ -135,6 +138,8 @@ class SelfWeighted(Policy):
     changing supply faster but are noisier.
 
     A device must keep its three numbers through a power cut; otherwise it starts learning again.
+
+    cutoff: rounds after which an interval ends, at the latest.
     """
 
     learns: ClassVar[bool] = True

@@ -161,9 +161,9 @@ class Discounted(ArrivalRule):
     """Base of the rules that weigh stale updates less: s = (1 + staleness)^-power, or, of the hinge, 1 up to `bound`
     versions and 1 / (power * (staleness - bound) + 1) beyond."""
 
-    discount: Discount = "polynomial"
-    power: NonNegative = 0.5
-    bound: NonNegative = 4.0
+    discount: Discount = "polynomial"  # how the weight falls with staleness
+    power: NonNegative = 0.5  # how fast it falls
+    bound: NonNegative = 4.0  # versions up to which the hinge leaves it at 1
 
     def discounts(self, stale: Ints) -> Floats:
         if self.discount == "none":
@@ -178,6 +178,12 @@ class FedAsync(Discounted):
     """FedAsync (Xie, Koyejo & Gupta, 2019): w <- (1 - rate s) w + rate s w_i for every arriving model w_i.
 
     All clients' models count alike, whatever their share of the data, less if they are stale.
+
+    rate: the part of an arriving model that is mixed in, if it is fresh.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.Greedy(), server=ef.FedAsync(rate=0.5)).method
+    'greedy+fedasync'
     """
 
     steps_itself: ClassVar[str] = "it mixes the arriving model into the server's"
@@ -201,6 +207,12 @@ class FedBuff(Discounted):
 
     All updates count alike, whatever the client's share of the data, less if they are stale. weighted: multiply each
     by N p_i, which is 1 where shares are equal.
+
+    size: updates that are collected before a step.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.Greedy(), server=ef.FedBuff(size=4)).method
+    'greedy+fedbuff'
     """
 
     size: Count = 10
@@ -229,6 +241,10 @@ class Renewal(ArrivalRule):
     Over any horizon, a client's weights add up to its share times the time of its last arrival, whatever its energy
     does and without knowing it: Algorithm 1 in continuous time, with the cycle observed. n of T local steps count T / n
     fold, which is exact for small steps.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.Greedy(), server=ef.Renewal()).method
+    'renewal'
     """
 
     together: ClassVar[bool] = True
@@ -241,7 +257,12 @@ class Renewal(ArrivalRule):
 @dataclass(frozen=True)
 class RenewalDiscounted(Discounted):
     """As `Renewal`, times s over the client's own mean of s, weighed by its times: stale updates of a client count
-    less than its fresh ones, but the client as much as ever."""
+    less than its fresh ones, but the client as much as ever.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.Greedy(), server=ef.RenewalDiscounted()).method
+    'renewal-discounted'
+    """
 
     together: ClassVar[bool] = True
 
@@ -260,6 +281,10 @@ class Area(ArrivalRule):
 
     The server's model is the mean of the clients' last models at every moment, w = sum of p_i y_i, so that all count
     with their share however rarely they report. Each client remembers a model.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.Greedy(), server=ef.Area()).method
+    'area'
     """
 
     steps_itself: ClassVar[str] = "the server's model must stay the mean of the clients' last ones"

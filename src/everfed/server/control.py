@@ -33,6 +33,10 @@ class Scaffold(KeepingRule):
     momentum, since c_i is computed from the update. Devices send as much as before and also receive c and c_i. Not for
     long cycles: a c_i that is E rounds old refers to an old model.
     place: 'device' or 'disk', where the c_i are kept.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.UniformWindow(scaled=False), server=ef.Scaffold()).method
+    'scaffold'
     """
 
     normalizes: ClassVar[bool] = True
@@ -49,6 +53,10 @@ class HTScaffold(KeepingRule):
 
     As `Scaffold`, but the model moves by sum p_i scale_i delta_i, as in `Sum`. c moves without scales, so that
     it stays sum p_i c_i. place: 'device' or 'disk', where the c_i are kept.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.UniformWindow(), server=ef.HTScaffold()).method
+    'ht-scaffold'
     """
 
     place: Place = "device"

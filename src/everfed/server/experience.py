@@ -26,6 +26,14 @@ class FedAU(PlainRule):
     cut if cutoff >= 2E - 1, and the weight is off by O(1/m) after m of them.
 
     Not for short runs: the weight of a client that takes part only a few times is inaccurate.
+
+    cutoff: rounds after which an interval ends, at the latest.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> found = ef.audit(fleet, ef.UniformWindow(), rounds=40, seeds=20, server=ef.FedAU(cutoff=20))
+    >>> found.mean_weight.round(1).tolist()
+    [1.0, 0.9, 0.8]
     """
 
     heeds_scales: ClassVar[bool] = False
@@ -71,6 +79,12 @@ class Echo(PlainRule):
     A client makes up for missed rounds at once. Weights are equal on average over a window, not in every round: with
     Algorithm 1's windows, ((E + 1) / 2 + k) / E at place k of E. It needs one number per client, no cutoff and no
     learning, but is noisier than `FedAU`, which is better for long runs.
+
+    >>> import everfed as ef
+    >>> fleet = ef.Fleet.from_cycles([1, 2, 4])
+    >>> found = ef.audit(fleet, ef.UniformWindow(), rounds=40, seeds=20, server=ef.Echo())
+    >>> found.mean_weight.round(1).tolist()
+    [1.0, 1.0, 1.0]
     """
 
     heeds_scales: ClassVar[bool] = False

@@ -31,6 +31,10 @@ class FedAWE(PlainRule):
     k_i delta_i. Their code also shortens the mean innovation to length 0.5; this does not.
 
     rate: the global learning rate; it replaces the server's optimiser.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.UniformWindow(scaled=False), server=ef.FedAWE()).method
+    'fedawe'
     """
 
     heeds_scales: ClassVar[bool] = False

@@ -41,6 +41,10 @@ class LastUpdates(KeepingRule):
 
     Not for large steps or Adam: old updates then no longer fit the current model.
     place: 'device' or 'disk', where the updates are kept.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.UniformWindow(scaled=False), server=ef.LastUpdates()).method
+    'last-updates'
     """
 
     heeds_scales: ClassVar[bool] = False
@@ -63,6 +67,10 @@ class Mifa(KeepingRule):
     experiments; it never moves if some client never trains. wait = False starts at once, with zeros for clients that
     have not taken part, like their code without waiting. The analysis is about clients with SGD. place: 'device' or
     'disk', where the G_i are kept.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.UniformWindow(scaled=False), server=ef.Mifa()).method
+    'mifa'
     """
 
     heeds_scales: ClassVar[bool] = False
@@ -81,6 +89,10 @@ class FedVarp(KeepingRule):
     u = sum_i p_i y_i + mean over participants of (delta_i - y_i): SAGA over clients. It is made for a server
     that samples clients uniformly. Under unequal participation a round's update is biased towards frequent
     clients while updates still change (`Varp` repairs that with the scales). place: 'device' or 'disk'.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.UniformWindow(scaled=False), server=ef.FedVarp()).method
+    'fedvarp'
     """
 
     normalizes: ClassVar[bool] = True
@@ -102,6 +114,12 @@ class Varp(KeepingRule):
     noise of participation is left where updates are exact, but noisy minibatches are counted twice.
 
     Not for small batches at memory = 1; somewhere around 0.5 is safer. place: 'device' or 'disk'.
+
+    memory: how much of the stored update is taken away from the new one.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(policy=ef.UniformWindow(), server=ef.Varp(memory=0.5)).method
+    'ht-varp'
     """
 
     remembers: ClassVar[bool] = True

@@ -35,7 +35,14 @@ class ServerOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class ServerSGD(Checked):
-    """w + lr * u. lr = 1 is Algorithm 1 as published; a smaller lr is the simplest way to reduce noise."""
+    """w + lr * u. lr = 1 is Algorithm 1 as published; a smaller lr is the simplest way to reduce noise.
+
+    lr: what the sum of updates is multiplied by.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(server_optimizer=ef.ServerSGD(lr=0.5)).server_optimizer.lr
+    0.5
+    """
 
     linear: ClassVar[bool] = True
     lr: Positive = 1.0
@@ -54,6 +61,13 @@ class ServerMomentum(Checked):
     In the long run it moves by lr / (1 - beta) times the updates, so lr = 1 - beta keeps the step size of plain
     averaging. It averages the noise of participation over 1 / (1 - beta) rounds; for the full benefit, this should be
     at least the longest cycle.
+
+    lr: what the velocity is multiplied by.
+    beta: how much of the velocity stays from round to round.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(server_optimizer=ef.ServerMomentum(lr=0.05, beta=0.95)).server_optimizer.beta
+    0.95
     """
 
     linear: ClassVar[bool] = True
@@ -75,9 +89,9 @@ class _Adaptive(Checked, ABC):
     """
 
     linear: ClassVar[bool] = False
-    lr: Positive = 0.1
-    beta1: BelowOne = 0.9
-    tau: Positive = 1e-3
+    lr: Positive = 0.1  # the length of a step, per coordinate
+    beta1: BelowOne = 0.9  # how much of the mean stays from round to round
+    tau: Positive = 1e-3  # bounds how much small updates are amplified
 
     def init(self, size: int, device: torch.device) -> State:
         start = torch.full((size,), self.tau**2, device=device)
@@ -99,6 +113,12 @@ class ServerAdam(_Adaptive):
 
     Not for fleets whose rare clients hold distinct data: their coordinates are noisy, so Adam takes smaller steps
     there, which undoes part of the scale that makes Algorithm 1 unbiased.
+
+    beta2: how much of the squares stays from round to round.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(server_optimizer=ef.ServerAdam(lr=0.03)).server_optimizer.lr
+    0.03
     """
 
     beta2: BelowOne = 0.99
@@ -112,6 +132,12 @@ class ServerYogi(_Adaptive):
     """FedYogi: v <- v - (1 - beta2) u^2 sign(v - u^2), else as FedAdam: v grows fast and shrinks slowly.
 
     Not for fleets whose rare clients hold distinct data; see `ServerAdam`.
+
+    beta2: how much of the squares stays from round to round.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(server_optimizer=ef.ServerYogi(lr=0.03)).server_optimizer.lr
+    0.03
     """
 
     beta2: BelowOne = 0.99
@@ -125,6 +151,12 @@ class ServerAdaGrad(_Adaptive):
     """FedAdagrad: v <- v + u^2, w + lr * m / (sqrt(v) + tau): steps only ever shrink.
 
     Not for long runs, nor for fleets whose rare clients hold distinct data.
+
+    beta1: how much of the mean stays from round to round.
+
+    >>> import everfed as ef
+    >>> ef.Experiment(server_optimizer=ef.ServerAdaGrad(lr=0.03)).server_optimizer.lr
+    0.03
     """
 
     beta1: BelowOne = 0.0

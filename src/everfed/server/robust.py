@@ -103,6 +103,8 @@ class TrimmedMean(Centre):
 
     An update at the edge counts with the rest of its weight, so that few participants are no special case: one alone is
     returned as it is. Attackers with less than `trim` of the round's weight stay between the honest values.
+
+    trim: the part of the weight that is left out at either end.
     """
 
     trim: Part = 0.2
@@ -123,6 +125,9 @@ class GeometricMedian(Centre):
 
     Attackers with less than half of the round's weight cannot move it far; unlike the median of the coordinates it does
     not depend on the axes. Distances below `smoothing` times the median length of the updates count as that long.
+
+    steps: of the iteration.
+    smoothing: the least distance, as a part of the median length.
     """
 
     steps: Count = 30
@@ -149,6 +154,8 @@ class Krum(Centre):
     An update's score is the sum of weight * squared distance to the updates nearest to it, itself included, that
     make up 1 - `attackers` of the round's weight. The least score wins; equal ones, such as two participants of
     equal weight, are averaged. It holds against attackers with less than that part of the weight, if the honest agree.
+
+    attackers: the part of the weight that may be theirs.
     """
 
     attackers: Part = 0.2
@@ -191,6 +198,8 @@ class LearntClip(Checked):
     Usual is the median of the weighted lengths, before any cut, of the last `window` rounds that had participants; in
     the first round, of that round. Each counts by its weight, so that attackers with less than half of the weight over
     these rounds do not set it, and rare clients, whose lengths are the greatest, are not the exception by definition.
+
+    factor: times the usual length, beyond which an update is cut.
     """
 
     factor: Positive = 4.0

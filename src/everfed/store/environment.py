@@ -42,12 +42,13 @@ def environment(run: Run) -> dict[str, Any]:
 
 
 def fleet_assumptions(experiment: Experiment) -> dict[str, Any]:
-    """What the cycles of a fleet of devices followed from, and the SHA-256 of its traces."""
+    """What the cycles of a fleet of devices followed from, and the SHA-256 of its traces and weather files."""
     fleet = experiment.fleet
     if not isinstance(fleet, DeviceFleet):
         return {}
-    rows = [row.to_dict() for row in fleet.assumptions(experiment.local_steps, experiment.compression)]
+    rows = [row.to_dict() for row in fleet.assumptions(experiment.local_steps, experiment.encoding)]
     traces = {Path(g.trace).name: g.trace_sha256 for g in fleet.groups if g.trace}
+    traces |= {Path(site.weather).name: site.weather_sha256 for site in fleet.sites.values() if site.weather}
     return {"fleet": rows, "traces": traces}
 
 

@@ -46,10 +46,19 @@ def export_model(
 ) -> Path:
     """Write the trained model of a finished run as .safetensors, .pt2 (torch.export) or .onnx; returns the path.
 
+    run: from `open_run`.
+    path: of the file; its suffix says the format.
     module: one like the trained one, where the folder holds only the weights of a model that was an object.
     inputs: at least two samples as the model sees them, to trace and to compare with: a tensor, or several by name.
         None: test samples of the run, or made-up ones where its data were objects or cannot be loaded.
     force: overwrite an existing file.
+
+    >>> import tempfile, everfed as ef
+    >>> data, fleet = ef.from_arrays([([[0.0], [1.0]], [0, 1])] * 2), ef.Fleet.from_cycles([1, 2])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = ef.simulate("logistic", data, fleet, rounds=4, batch_size=2, out=f"{folder}/run")
+    ...     ef.export_model(run, f"{folder}/model.safetensors").stat().st_size > 0
+    True
     """
     target = check_file(path)
     if target.suffix not in FORMATS:

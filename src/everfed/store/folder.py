@@ -2,7 +2,7 @@
 
 experiment.toml              the experiment as run, every default written out
 fleet.safetensors            a fleet of the user's own that no experiment file can describe
-traces/                      the recorded supplies that it names, as they were when it began
+traces/                      the recorded supplies and weather that it names, as they were when it began
 environment.json             versions, hardware and trainer, one entry for each time the run was started
 records.arrow                one row per round
 checkpoint-*.safetensors     the last two; when the run is done the last one, unless it is large
@@ -214,7 +214,8 @@ def _text(experiment: Experiment) -> str:
     text = config.to_file(experiment)
     for path, sha256 in traces(experiment):
         there, here = json.dumps(path, ensure_ascii=False), json.dumps(_place(path, sha256), ensure_ascii=False)
-        text = text.replace(f"trace = {there}", f"trace = {here}")
+        for key in ("trace", "weather"):
+            text = text.replace(f"{key} = {there}", f"{key} = {here}")
     return text
 
 

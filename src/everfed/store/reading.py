@@ -23,6 +23,7 @@ from everfed.run.fingerprint import fingerprint
 from everfed.run.history import History, RoundRecord
 from everfed.run.live import Live
 from everfed.run.setup import resolve_device
+from everfed.showing.card import Card
 from everfed.store import legacy
 from everfed.store.checkpoint import Checkpoint, load_checkpoints
 from everfed.store.digests import FORMAT, Digests
@@ -45,9 +46,25 @@ _SLOW_S = 5.0
 AGAIN = "the command that made the run makes it again"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StoredRun(History):
-    """A History read from a run folder; `rounds` ends where the records do."""
+    """A History read from a run folder; `rounds` ends where the records do.
+
+    rounds: the records read so far.
+    params: the trained model, a state_dict.
+    path: the folder.
+    experiment: what was run.
+    state: done, running, stopped or diverged.
+    environment: machine and versions that ran it.
+    model_round: rounds that the model has seen.
+
+    >>> import tempfile, everfed as ef
+    >>> data = ef.from_arrays([([[0.0], [1.0]], [0, 1])] * 2, test=([[0.0], [1.0]], [0, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = ef.simulate("logistic", data, ef.Fleet.from_cycles([1, 2]), rounds=4, batch_size=2, out=folder)
+    >>> run.state, len(run.rounds)
+    ('done', 4)
+    """
 
     path: Path = Path()
     experiment: Experiment = field(default_factory=Experiment)
@@ -57,6 +74,18 @@ class StoredRun(History):
     @property
     def name(self) -> str:
         return self.path.name
+
+    def _said(self) -> str:
+        return f": {self.experiment.title}, seed {self.experiment.seed}"
+
+    def _energy_unit(self) -> str:
+        return f" {self.experiment.fleet.energy_unit}"
+
+    def _card(self) -> Card:
+        e = self.experiment
+        done = f"{len(self.rounds):,} of {e.rounds:,} rounds" if len(self.rounds) < e.rounds else f"{e.rounds:,} rounds"
+        title = f"StoredRun, {self.state}: {e.title} on {e.data_name}, {done}, seed {e.seed}"
+        return Card(title, [("folder", str(self.path)), *self._facts()], self._grid(), self._picture)
 
     def trained(self) -> dict[str, Tensor]:
         """The state_dict of the trained model; an error if the run is not done."""
@@ -92,6 +121,15 @@ def open_run(path: str | Path) -> StoredRun:
 
     The result is a History (rounds, params, final, curve(...)) with path, experiment, state and environment. A damaged
     file is a DamagedError, unless other files tell what it contained; then it is a warning.
+
+    path: the folder of a run.
+
+    >>> import tempfile, everfed as ef
+    >>> data = ef.from_arrays([([[0.0], [1.0]], [0, 1])] * 2, test=([[0.0], [1.0]], [0, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = ef.simulate("logistic", data, ef.Fleet.from_cycles([1, 2]), rounds=4, batch_size=2, out=folder)
+    ...     ef.open_run(folder).curve()[0] == made.curve()[0]
+    True
     """
     folder = Path(path)
     if not (folder / "experiment.toml").exists():

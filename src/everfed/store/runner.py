@@ -45,14 +45,25 @@ def stored_rounds(
     """Run an experiment in a folder; yields the records of the remaining rounds.
 
     If it is killed and called again, it ends with the same model and records, bit for bit, as an uninterrupted run.
-    `stop` is called after every round; if it returns true, the state is saved and the iteration ends. A finished run
-    yields nothing, unless it is damaged or the experiment has more rounds now.
+    A finished run yields nothing, unless it is damaged or the experiment has more rounds now.
 
+    experiment: what to run.
+    path: the folder, existing or new.
+    on_divergence: "stop" raises DivergenceError, "skip" ignores updates that are not finite.
+    stop: called after every round; if it returns true, the state is saved and the iteration ends.
     checkpoint_s: seconds between checkpoints.
     mixed_versions: go on even if the run was begun by other code, or with another version of torch or numpy.
     make: sets up the run; default: on this machine.
     on_start: called with the run before its first round.
     settings: of `start`.
+
+    >>> import tempfile, everfed as ef
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     records = list(ef.stored_rounds(ef.Experiment(rounds=20, model="logistic"), Path(folder)))
+    ...     again = list(ef.stored_rounds(ef.Experiment(rounds=20, model="logistic"), Path(folder)))
+    >>> len(records), len(again)
+    (20, 0)
     """
     folder = RunFolder(path)
     experiment = folder.hold(experiment)

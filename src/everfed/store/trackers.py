@@ -1,24 +1,30 @@
-"""Trackers: TensorBoard event files and MLflow.
+"""Trackers: TensorBoard event files, MLflow and Weights & Biases.
 
-A tracker consumes round records; none is active by default. Each writes into the run's folder by default, and continues
-at the right round when a run is resumed.
+A tracker consumes round records; none is active by default. Each writes to disk by default, and continues at the right
+round when a run is resumed.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from everfed.errors import InputError, extra, first_line
 from everfed.registry import lookup
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.history import RoundRecord
+
+_SEND_EVERY_S = 1.0  # to MLflow, whose store is locked for each sending
+_MOST_AT_ONCE, _MOST_WAITING = 1000, 5000  # numbers; MLflow takes no more at once
 
 
 class Tracker(AbstractContextManager["Tracker"]):
@@ -32,7 +38,7 @@ class Tracker(AbstractContextManager["Tracker"]):
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """The numbers of a round, by the names that both trackers show."""
+    """The numbers of a round, by the names that all trackers show."""
     values: dict[str, float] = {
         "round/participants": len(record.participants),
         "round/weight": record.round_weight,
@@ -81,7 +87,11 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """An MLflow run in <run>/mlflow.db, or wherever MLFLOW_TRACKING_URI points."""
+    """An MLflow run in `mlflow.db`, or wherever MLFLOW_TRACKING_URI points.
+
+    All runs of a sweep have one store, beside the folder of its runs: `mlflow ui --backend-store-uri
+    sqlite:///everfed-out/sweep/mlflow.db`. A run in a folder of its own has its store in there.
+    """
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         # Unless the environment says otherwise, an address without a server is an error in seconds, not in minutes.
@@ -89,10 +99,13 @@ class MLflow(Tracker):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
         mlflow = extra("mlflow", "tracking with MLflow needs", "mlflow")
         folder.mkdir(parents=True, exist_ok=True)
-        address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'mlflow.db').resolve().as_posix()}"
-        self.address, self.metric = address, mlflow.entities.Metric
-        with self._asking():
-            self.client: Any = mlflow.MlflowClient(tracking_uri=address)
+        store = store_of(folder, "mlflow.db").resolve()
+        # Processes of a sweep write in turn: one waits for the others.
+        self.address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store.as_posix()}?timeout=60"
+        self.metric, self.waiting, self.sent_at = mlflow.entities.Metric, list[Any](), 0.0
+        # To make the tables of a store, or an experiment in it, twice at once is an error.
+        with self._asking(), FileLock(store.with_suffix(".lock"), timeout=120):
+            self.client: Any = mlflow.MlflowClient(tracking_uri=self.address)
             self.run_id = self._run(experiment, folder / "mlflow-run")
 
     @contextmanager
@@ -121,17 +134,88 @@ class MLflow(Tracker):
 
     def record(self, record: RoundRecord) -> None:
         now = int(1000 * time.time())
-        metrics = [self.metric(name, float(v), now, record.round) for name, v in scalars(record).items()]
+        self.waiting += [self.metric(name, float(v), now, record.round) for name, v in scalars(record).items()]
+        if time.monotonic() - self.sent_at > _SEND_EVERY_S or len(self.waiting) > _MOST_WAITING:
+            self._send()
+
+    def _send(self) -> None:
         with self._asking():
-            self.client.log_batch(self.run_id, metrics=metrics)
+            for start in range(0, len(self.waiting), _MOST_AT_ONCE):
+                self.client.log_batch(self.run_id, metrics=self.waiting[start : start + _MOST_AT_ONCE])
+        self.waiting, self.sent_at = [], time.monotonic()
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         # What ended the run is what is worth saying, if MLflow fails as well.
         with self._asking() if kind is None else suppress(Exception):
+            self._send()
             self.client.set_terminated(self.run_id, "FINISHED" if kind is None else "FAILED")
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+class WandB(Tracker):
+    """A run of Weights & Biases, offline in the run's folder unless WANDB_MODE says online.
+
+    `wandb sync everfed-out/sweep/runs/*/wandb/offline-run-*` uploads what was written offline. The runs of a sweep are
+    one group of the project everfed, or of WANDB_PROJECT.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        self.wandb = extra("wandb", "tracking with Weights & Biases needs", "wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.experiment, self.folder = experiment, folder
+        self.run: Any = None
+
+    def record(self, record: RoundRecord) -> None:
+        if self.run is None:
+            self.run = self._begun()
+        self.run.log(scalars(record) | {"round": record.round})
+
+    def _begun(self) -> Any:
+        """The run of this folder: the one from before goes on."""
+        remembered = self.folder / "wandb-run"
+        known = remembered.read_text(encoding="utf-8").strip() if remembered.exists() else ""
+        run_id = known or secrets.token_hex(4)
+        remembered.write_text(run_id, encoding="utf-8")
+        sweep = self.folder.parent.parent if self.folder.parent.name == "runs" else self.folder.parent
+        try:
+            run = self.wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or "everfed",
+                group=sweep.name or None,
+                name=self.folder.name,
+                id=run_id,
+                resume="allow",
+                dir=str(self.folder),
+                mode=os.environ.get("WANDB_MODE") or "offline",
+                config=config.flat(config.to_dict(self.experiment)),
+                reinit="create_new",
+                settings=self.wandb.Settings(silent=True, console="off"),
+            )
+        except Exception as error:
+            raise InputError(
+                f"Weights & Biases failed: {first_line(error)}; log in with wandb login, set WANDB_MODE=offline, or go "
+                "on without --track wandb: the run itself is in its folder."
+            ) from error
+        # Rounds are the axis: those after the last checkpoint come again when a run is resumed.
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        return run
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if self.run is not None:
+            with suppress(Exception) if kind else nullcontext():
+                self.run.finish(exit_code=0 if kind is None else 1)
+
+
+def store_of(folder: Path, name: str) -> Path:
+    """Where a tracker keeps what runs share: beside a sweep's folder `runs`, or in the run's own folder.
+
+    >>> store_of(Path("out/sweep/runs/greedy"), "mlflow.db").as_posix(), store_of(Path("mine"), "mlflow.db").as_posix()
+    ('out/sweep/mlflow.db', 'mine/mlflow.db')
+    """
+    own = folder / name
+    return own if folder.parent.name != "runs" or own.exists() else folder.parent.parent / name
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 def tracked(

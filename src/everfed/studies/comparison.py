@@ -73,8 +73,8 @@ def reference_of(labels: Sequence[str]) -> str | None:
 def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]:
     """Label by label: accuracies or losses minus the reference's, of seeds that both finished, on the same samples.
 
-    p is of the paired t test, p_holm the same corrected for all labels that are compared, p_flip of the
-    exact sign-flip test (see `stats.paired`).
+    p is of the paired t test, p_holm the same corrected for all tests that were made, p_flip of the exact sign-flip
+    test (see `stats.paired`). A label with one pair is not tested.
     """
     labels = [label for label in dict.fromkeys(label for label, _ in labelled) if label != reference]
     out: dict[str, dict[str, Any]] = {label: {} for label in labels}
@@ -83,8 +83,9 @@ def differences(labelled: Labelled, reference: str) -> dict[str, dict[str, Any]]
         pairs = {label: _pairs(labelled, label, reference, value) for label in labels}
         there = [label for label in labels if pairs[label]]
         made = [paired(*zip(*pairs[label], strict=True)) for label in there]
-        for label, difference, p in zip(there, made, holm([d.p for d in made]), strict=True):
-            out[label][name] = {**difference.to_dict(), "p_holm": p}
+        corrected = iter(holm([d.p for d in made if d.tested]))
+        for label, difference in zip(there, made, strict=True):
+            out[label][name] = {**difference.to_dict(), "p_holm": next(corrected) if difference.tested else None}
     return {label: row for label, row in out.items() if row}
 
 

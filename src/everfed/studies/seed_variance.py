@@ -58,7 +58,20 @@ def seed_effects(
     Half the mean square of the change is the variance that this kind causes (Jansen's estimator of the
     total effect). Seeds are chosen here, whatever the experiment's own `seed` is: 0, 2, 4, ... for the runs and
     1, 3, 5, ... for what is drawn anew. A kind that the experiment pins (`split_seed = 3`) is held still, and has
-    no part. Runs lie below `out`, and what is done there already is not done again.
+    no part.
+
+    experiment: what to run.
+    repeats: how often, at least 2.
+    out: the folder of the runs; what is done there already is not done again.
+    value: the number of a run that is looked at; by default its final accuracy.
+    jobs: parallel processes.
+
+    >>> import tempfile, everfed as ef
+    >>> experiment = ef.Experiment(rounds=20, model="logistic", split_seed=0, init_seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = ef.seed_effects(experiment, repeats=2, out=folder)
+    >>> sorted(found.parts)
+    ['batch', 'schedule']
     """
     check_count("repeats", repeats, least=2)  # a variance needs two
     kinds = [kind for kind in KINDS if getattr(experiment, f"{kind}_seed") is None]

@@ -132,7 +132,7 @@ def overwritten(key: str, by: str) -> bool:
     if by == "method":
         return key.split(".")[0] in ("method", "policy", "server")
     whole = by.removesuffix(".kind")
-    return key == whole or key.startswith(whole + ".")
+    return key == whole or key.startswith((whole + ".", whole + "["))
 
 
 def _check_grid(grid: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> None:

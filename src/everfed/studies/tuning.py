@@ -25,6 +25,7 @@ from everfed.run.experiment import Experiment
 from everfed.stats import finite, summarize
 from everfed.store import StoredRun, StoreError, open_run
 from everfed.store.files import write_atomically
+from everfed.studies.following import followed
 from everfed.studies.sweep import Planned, plan_runs, run_all
 from everfed.studies.yardstick import ACCURACY, LOSS, Yardstick, yardstick
 
@@ -142,17 +143,31 @@ def tune(
     budget: int | None = None,
     run: Run | None = None,
     jobs: int | None = 1,
+    progress: bool | None = None,
 ) -> Tuned:
     """Choose settings for each method on held-out samples; every method has the same number of runs.
 
-    experiment: an Experiment, or the content of a file. grid: values by key; None: the experiment's own
-    client.lr times 1/4, 1/2, 1, 2 and 4. seeds: to tune on; report results on others. validation: the fraction held
-    out; None: the experiment's own, or 0.1. extend: maximum steps by which a numeric grid is extended if the best value
-    is at its edge. budget: maximum runs per method. out: the folder of the runs; finished ones are not repeated. run:
-    executes the runs instead of `jobs` local processes.
+    experiment: an Experiment, or the content of a file.
+    grid: values by key; None: the experiment's own client.lr times 1/4, 1/2, 1, 2 and 4.
+    methods: their names.
+    seeds: to tune on; report results on others.
+    out: the folder of the runs; finished ones are not repeated.
+    validation: the fraction held out; None: the experiment's own, or 0.1.
+    extend: maximum steps by which a numeric grid is extended if the best value is at its edge.
+    budget: maximum runs per method.
+    run: executes the runs instead of local processes, and then also shows how far they are.
+    jobs: parallel processes.
+    progress: whether to show a line of progress; None: in notebooks and terminals.
 
     A run's score is its validation accuracy, averaged over the evaluations in the last tenth of its rounds
     (without classes: minus the validation loss).
+
+    >>> import tempfile, everfed as ef
+    >>> experiment = ef.Experiment(rounds=20, model="logistic")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tuned = ef.tune(experiment, {"client.lr": [0.1, 0.4]}, methods=["greedy"], seeds=[7], extend=0, out=folder)
+    >>> sorted(tuned.best("greedy").settings)
+    ['client.lr']
     """
     raw = config.to_dict(experiment) if isinstance(experiment, Experiment) else deepcopy(dict(experiment))
     if validation is not None:
@@ -162,7 +177,12 @@ def tune(
     first = {key: _ordered(values) for key, values in (grid or default_grid(raw)).items()}
     _check(methods, seeds, first, extend, budget)
     _check_budgets(raw, methods, first)
-    carry_out = run or (lambda runs: run_all(runs, jobs=jobs))
+
+    def here(runs: Sequence[Planned]) -> None:
+        with followed(runs, progress) as tell:
+            run_all(runs, jobs=jobs, on_progress=tell)
+
+    carry_out = run or here
     axes, steps = dict(first), {(key, side): 0 for key in first for side in (0, -1)}
     while True:
         trials, judged = _trials(raw, axes, methods, seeds, Path(out) / "runs", carry_out)

@@ -66,7 +66,11 @@ def participation(policy: Policy, server: ServerRule, fleet: Fleet) -> str:
 
 
 def check_training(
-    client: Optimizer, gradients: Sequence[GradientRule], compression: Compressor, server: ServerOptimizer
+    client: Optimizer,
+    gradients: Sequence[GradientRule],
+    compression: Compressor,
+    server: ServerOptimizer,
+    downlink: str = "full",
 ) -> None:
     """Refuse local steps other than plain SGD's, and anything between an update and the model."""
     if type(client) is not SGD or client.momentum:
@@ -77,6 +81,8 @@ def check_training(
         raise _refused(f"{names} changes the clients' gradients, and the theorem is about plain SGD")
     if type(compression) is not Whole:
         raise _refused(f"{type(compression).__name__} adds noise to every update that the theorem does not count")
+    if downlink != "full":
+        raise _refused(f"clients train from a model rounded to {downlink}, and the theorem is about the server's own")
     if server != ServerSGD():
         raise _refused(
             f"the server's step is {server}, and the theorem adds the round's update as it is (ServerSGD, lr 1)"
