@@ -7,12 +7,13 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup compare test test-all test-least lint types unit unit-all soak browser lock bench clean
+.PHONY: help setup compare docs test test-all test-least lint types unit unit-all soak browser lock bench clean
 
 help:
 	@echo "make compare   set up, then run the paper's comparison on the digits data (under a minute)"
 	@echo "make test      set up, then lint, type check and test, in some minutes"
 	@echo "make test-all  the same, with the long suites: networks, a browser, machines that fail"
+	@echo "make docs      build the site into build/docs, without a network"
 	@echo "make bench     measure the trainers and the planner; results in docs/benchmarks.md"
 	@echo "make clean     remove the environment and the outputs"
 
@@ -36,6 +37,11 @@ compare: $(READY)
 test: lint types unit
 
 test-all: lint types unit-all
+
+# Warnings are errors: a page that nobody links to, a name that does not exist, a notebook that fails.
+docs: $(DEV)
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -n -W --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -89,4 +95,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
 
 clean:
-	rm -rf .venv .venv-least everfed-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-least build everfed-out docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -59,7 +59,7 @@ def page(found: dict[str, Any], prototype: dict[str, tuple[float, ...]]) -> str:
 
 def _wrapped(block: str) -> str:
     """Plain paragraphs in lines of 120 characters; tables, lists, code and headings as they are."""
-    if block.startswith(("|", "- ", "    ", "#", "!")):
+    if block.startswith(("|", "- ", "    ", "#", "!", "<!--")):
         return block
     end = "\n" if block.endswith("\n") else ""
     return textwrap.fill(block, 120, break_long_words=False, break_on_hyphens=False) + end
@@ -251,14 +251,17 @@ def _figure(found: dict[str, Any]) -> Figure:
 
 PAGE = """# Theory against simulation
 
-What [the theory](../theory.md) says, held against what the simulator does, on problems where μ, L, σ, G, Γ and w\\* are
-computed from the data. The fleet is the paper's: 40 clients with cycles 1, 5, 10 and 20.
+[The theory](../theory.md) against the simulator, on problems where μ, L, σ, G, Γ and w\\* are computed from the data.
+The fleet is the paper's: 40 clients with cycles 1, 5, 10 and 20.
 
 ![Gaps and bounds, stationary errors](theory.png)
 
-    python experiments/theory.py gaps
-    python experiments/theory.py steady
-    python experiments/theory.py page
+<!-- not run: hours; makes the numbers of this page -->
+```sh
+python experiments/theory.py gaps
+python experiments/theory.py steady
+python experiments/theory.py page
+```
 
 All numbers: [theory.json](theory.json).
 
@@ -281,22 +284,17 @@ windows and at their ends):
 
 {gaps}
 
-How to read it:
-
 - The bounds hold, and by a wide margin where T = 5: their term 8(T−1)²G² charges for local drift as if every gradient
-  were as long as the longest in the ball. With one local step and clients alike, where that term and Γ are gone,
-  it is 2 to 60 times the gap for FedAvg.
+  were as long as the longest in the ball. With one local step and clients alike, they are 2 to 60 times the gap for
+  FedAvg.
 - {windows}
-- With minibatch noise all three methods end up falling about like 1/K, the theorem's rate. Before, while the start
-  still counts, they fall faster: its part of the error goes like 1/K⁴. Algorithm 1 is somewhat faster than 1/K
-  where clients differ. That fits the next item (the schedule's part of the error goes like 1/K², the minibatches' like
-  1/K), but the two parts were not measured apart. Slopes come from {seeds} seeds and have no error bars; 1.35 and 1.02
-  may differ by chance.
+- With minibatch noise all three methods end up falling about like 1/K, the theorem's rate; before, while the start
+  still counts, faster: its part of the error goes like 1/K⁴. Algorithm 1 is somewhat faster than 1/K where clients
+  differ, as the next item suggests; the two parts of its error were not measured apart. Slopes come from {seeds} seeds
+  and have no error bars; 1.35 and 1.02 may differ by chance.
 - Without minibatch noise coins still fall like 1/K. Windows fall like 1/K² in the middle of the 20 rounds after which
-  all clients' windows end together, and like 1/K³ at those ends, where every client has just been heard exactly as
-  often as its share asks for. No term of the bound knows of that. FedAvg then has no noise at all and ends in the
-  rounding of float32 (hence no slope). This problem was first recorded at points spread
-  without regard to windows, which mixed both kinds and gave a slope of -2.7; hence the two series.
+  all clients' windows end together, and like 1/K³ at those ends. FedAvg then has no noise at all and ends in the
+  rounding of float32 (hence no slope).
 
 ## Methods at a constant step
 
@@ -307,12 +305,10 @@ the value of a prototype written apart from this code.
 
 {table}
 
-{deviation} FedAU has cutoff 50; HT-VARP has full memory here, where the method `ht-varp` has half. The prototype has
-one row for greedy and for the unscaled windows; they differ a little at large steps.
+{deviation} FedAU has cutoff 50; HT-VARP has full memory here, where the method `ht-varp` has half.
 
-The schedules and the weights of FedAU and echo are the real ones; last-updates and HT-VARP are written out for scalars,
-and `tests/test_testbed.py` holds every row against the real simulator, round by round. At a constant step, as here,
-MIFA as published is last-updates once every client has been heard.
+`tests/test_testbed.py` holds every row against the real simulator, round by round. At a constant step, as here, MIFA as
+published is last-updates once every client has been heard.
 
 ## The step, and its square
 
@@ -331,7 +327,6 @@ Algorithm 1 is unbiased in every round and yet rests off the optimum, by 0.0969 
 
 {bias}
 
-Coins rest at the optimum. Over two rounds of one window the same effect is exact: three clients with curvatures 0.5, 1
-and 2 and shares 0.2, 0.3 and 0.5 multiply the error by 0.7286 on average at step 0.1, where FedAvg multiplies it by
-0.7396. `tests/test_testbed.py` finds 0.7286 with the real simulator over all eight outcomes of the draw.
+Coins rest at the optimum. [maths.md](../maths.md#unbiased-means-marginally-unbiased) has the same effect over two
+rounds of one window, exactly.
 """

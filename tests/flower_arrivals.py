@@ -84,9 +84,9 @@ class SlowGrid(InProcessGrid):
                 self.replies[number] = reply
 
 
-def run_stored(experiment, folder, grid, **changes):
-    settings = replace(limits(), **changes)
-    return [record for record, _ in stored_remote_rounds(experiment, grid, folder, limits=settings)]
+def run_stored(experiment, folder, grid, differences=False, **changes):
+    settings = {"limits": replace(limits(), **changes), "differences": differences}
+    return [record for record, _ in stored_remote_rounds(experiment, grid, folder, **settings)]
 
 
 def assert_replayed(experiment, folder):

@@ -16,7 +16,8 @@ MOST_LINES = 400
 
 # Lowest first; a module may import from its own row and from the rows above it.
 LAYERS = [
-    {"errors", "arrays", "checks", "files", "machine", "versions", "random", "stats", "registry", "plugins"},
+    {"errors", "arrays", "checks", "files", "machine", "versions", "random", "stats", "registry", "plugins", "units"}
+    | {"showing"},
     {"energy"},
     {"data"},
     {"scheduling"},
@@ -28,6 +29,7 @@ LAYERS = [
     {"auditing"},
     {"theory"},
     {"run"},
+    {"advising"},
     {"testbed"},
     {"presets", "store"},
     {"studies"},

@@ -324,7 +324,7 @@ def test_runs_that_diverged_are_named_in_the_summary_and_on_the_page(rates, ever
         page = (tmp_path / "out/report.html").read_text()
         assert f"{2 * len(labels)} diverged" in page
         assert "all done" not in page
-        assert "seed 0 (diverged)" in page
+        assert "2 of 2 seeds diverged in the first round" in page
     else:
         assert "0.1" not in rates  # no run has finished a round, so there is nothing to show
 
@@ -431,7 +431,10 @@ def test_audit_takes_equal_shares_or_the_experiments_own_and_says_which(everfed)
     assert "must be 'equal' or 'data'" in everfed(*short, "--shares", "half").err
 
 
-@pytest.mark.parametrize("command", ["compare", "run", "sweep", "runs", "report", "figure", "plan", "audit", "bound"])
+COMMANDS = ["compare", "run", "sweep", "runs", "report", "figure", "plan", "audit", "advise", "bound"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches_with_an_example(everfed, command):
     result = everfed(command, "--help")
     assert result.code == 0

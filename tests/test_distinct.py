@@ -191,3 +191,9 @@ def test_folders_that_lead_to_the_same_runs_count_them_once(folders, given, note
     everfed("figure", "-o", "figure.svg")
     everfed("report", "-o", "page.html")
     assert "2 runs, 1 method, 2 seeds" in Path("page.html").read_text()
+
+
+def test_a_run_that_is_given_twice_is_not_called_its_own_copy():
+    found = distinct([made(), made()])
+    assert len(found.runs) == 1
+    assert found.notes == ["'a' was given more than once, and is not counted again."]

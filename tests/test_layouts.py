@@ -389,7 +389,8 @@ def test_weights_of_any_layout_train_alike(trainer):
     odd = model(trainer).to(memory_format=torch.channels_last)
     odd[-1].weight = nn.Parameter(odd[-1].weight.detach().T.contiguous().T)
     assert not odd[-1].weight.is_contiguous()
-    assert_same(updates(trainer, data, net=odd), updates(trainer, data))
+    # Libraries take other ways through other layouts, which on some processors end in other last bits.
+    torch.testing.assert_close(updates(trainer, data, net=odd), updates(trainer, data), rtol=1e-5, atol=1e-7)
 
 
 class Turned:

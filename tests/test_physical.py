@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,28 @@ def test_every_loss_lengthens_the_cycle(tmp_path, changes, cycle):
     trace = constant_supply(tmp_path / "t.csv", 0.0002)
     fleet = DeviceFleet((group(trace, **changes),), round_s=ROUND_S).build(local_steps=5)
     assert fleet.cycles().tolist() == [cycle] * 2
+
+
+def test_a_set_cycle_is_kept_whatever_the_supply(tmp_path):
+    # The first draws more asleep than it harvests; without a set cycle it is refused.
+    trace = constant_supply(tmp_path / "t.csv", 0.0002)
+    starved = group(trace, name="starved", trace_scale=0.1, switched_off=False, battery_wh=0.02)
+    with pytest.raises(InputError, match="starved: device 0 harvests 20 µW on average and draws 33 µW asleep"):
+        DeviceFleet((starved,), round_s=ROUND_S).build()
+    fleet = DeviceFleet((replace(starved, cycle=2), group(trace), group(trace, cycle=7)), round_s=ROUND_S).build()
+    assert fleet.cycles().tolist() == [2, 2, 3, 3, 7, 7]
+    steps = list(plan(fleet, UniformWindow(), rounds=60))
+    last = steps[-1]
+    assert sum(int((step.clients == 0).sum()) for step in steps) < 5  # of thirty windows
+    assert abs(last.energy.imbalance()) < 1e-6
+    assert last.energy.violations == 0
+
+
+def test_a_cycle_that_is_not_set_is_not_written_into_files(tmp_path):
+    trace = constant_supply(tmp_path / "t.csv", 0.0002)
+    for cycle, is_written in ((0, False), (5, True)):
+        written = config.to_dict(DeviceFleet((group(trace, cycle=cycle),), round_s=ROUND_S))
+        assert ("cycle" in written["groups"][0]) is is_written
 
 
 def test_the_radio_and_the_models_size_are_part_of_the_cost(tmp_path):
@@ -112,7 +135,7 @@ def test_a_part_of_a_fleet_has_the_same_energy(tmp_path):
         ({"battery_wh": 0.005}, r"esp32 @ .*: a round costs 22 J and the battery can give 18 J"),
         (
             {"switched_off": False, "trace_scale": 0.01},
-            r"device 0 harvests 2e-06 W on average and draws 3.3e-05 W asleep",
+            r"device 0 harvests 2 µW on average and draws 33 µW asleep",
         ),
         ({"device": "esp23"}, "Did you mean 'esp32'"),
         ({"radio": "wify"}, "Did you mean 'wifi'"),

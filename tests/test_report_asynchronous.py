@@ -75,6 +75,7 @@ def test_only_lines_without_rounds_tell_what_arrives():
         "asynchronous": True,
         "title": "time, rounds",
         "dark": [],
+        "dates": [],
     }
     assert all(line["worst"]["rounds"] == [6, 12, 18, 24] for line in data["lines"])
 
@@ -144,7 +145,7 @@ def test_pages_of_rounds_alone_stay_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("runs", "said"), [(mixed, "time (rounds)"), (solar, "time (hours); shaded: no device harvests")]
+    ("runs", "said"), [(mixed, "time (rounds)"), (solar, "clock (48 hours); shaded: no device harvests")]
 )
 def test_a_figure_has_time_energy_and_the_worst_group(runs, said, tmp_path):
     text = figure(runs(), tmp_path / "figure.svg").read_text()
@@ -203,7 +204,7 @@ def test_commands_speak_of_time(tmp_path):
 def test_the_page_in_a_browser(width, tmp_path):
     one = Browser(find_chromium() or "", tmp_path / "profile")
     try:
-        for runs, title in ((mixed(), "time, rounds"), (solar(), "time, hours")):
+        for runs, title in ((mixed(), "time, rounds"), (solar(), "date")):
             path = page(runs, tmp_path / "report.html")
             one.size(width)
             one.open(path)

@@ -173,8 +173,8 @@ def test_lists_show_the_loss_and_beside_it_accuracies_where_some_have_them(compa
     assert code == 0
     assert "test accuracy" in printed
     both = everfed("runs", "out", "classes")[1]
-    assert "accuracy %" in both
-    assert "worst group loss" in both
+    for words in ("accuracy", "worst", "group loss"):  # headings may take two lines
+        assert words in both
 
 
 def test_a_run_shows_its_groups_losses_and_metrics(everfed):

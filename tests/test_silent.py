@@ -17,7 +17,7 @@ import report_runs
 from everfed.cli import main
 from everfed.energy.battery import Storage
 from everfed.energy.fleet import Fleet
-from everfed.errors import EverfedWarning
+from everfed.errors import EverfedWarning, counted
 from everfed.report.data import page_data
 from everfed.report.notes import silence, silences
 from everfed.run.experiment import Experiment
@@ -130,7 +130,7 @@ def test_it_warns_of_those_who_do_not_train_and_of_nobody_else(cycles, late, pol
         assert texts == []
     else:
         start = "nobody trains" if absent == len(fleet) else f"{absent} of {len(fleet)} clients never train"
-        assert texts[0].startswith(f"{start} in {rounds} rounds: ")
+        assert texts[0].startswith(f"{start} in {counted(rounds, 'round')}: ")
         assert len(texts) == 1
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pvlib
 import pytest
 
-from everfed.energy import solar
-from everfed.energy.solar import DAYS_BEFORE_MONTH, PLAUSIBLE, SITES, Weather, from_day, site_power
+from everfed.energy.solar import DAYS_BEFORE_MONTH, SITES, from_day, power_of, site_power
 from everfed.energy.trace import Series, per_round
+from everfed.energy.weather import PLAUSIBLE, Weather, read_weather
 from everfed.errors import InputError, MissingExtraError
 
 MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "energy.md"
 
 def weather(site):
     path = Path(pvlib.__file__).parent / "data" / SITES[site].file
-    return solar._read_weather(path, path.stat().st_mtime_ns)
+    return read_weather(path, path.stat().st_mtime_ns)
 
 
 def days(series):
@@ -38,7 +38,7 @@ def months(series):
 
 def elevation(site, moment_h):
     at = weather(site)
-    times = solar._hours(at.utc_h, moment_h)
+    times = at.moments(moment_h)
     return pvlib.solarposition.get_solarposition(times, at.latitude, at.longitude)["elevation"].to_numpy()
 
 
@@ -77,7 +77,7 @@ class TestYield:
         at = weather(site)
         sky, sun = (
             at.columns,
-            pvlib.solarposition.get_solarposition(solar._hours(at.utc_h, 0.5), at.latitude, at.longitude),
+            pvlib.solarposition.get_solarposition(at.moments(0.5), at.latitude, at.longitude),
         )
         tilt, facing = np.radians(40.0), np.radians(200.0)
         zenith, azimuth = np.radians(sun["apparent_zenith"].to_numpy()), np.radians(sun["azimuth"].to_numpy())
@@ -130,7 +130,7 @@ class TestNight:
     def test_is_dark_whatever_a_file_says_of_it(self):
         at = weather("sand-point")
         glow = {name: np.maximum(at.columns[name], 5.0) for name in ("ghi", "dhi")}
-        power = solar._power(replace(at, columns=at.columns | glow), 30.0, 180.0, 0.14).power_w
+        power = power_of(replace(at, columns=at.columns | glow), 30.0, 180.0, 0.14).power_w
         night = np.max([elevation("sand-point", moment) for moment in (0.0, 0.5, 1.0)], axis=0) < -1.0
         assert np.all(power[night] == 0.0)
 
@@ -209,7 +209,7 @@ class TestFiles:
     def test_of_pvgis_are_of_the_full_hour_unless_they_say_otherwise(self, tmp_path):
         write_pvgis(tmp_path / "mine.csv", offset="")
         path = tmp_path / "mine.csv"
-        assert solar._read_weather(path, 0).sun_h == 0.0
+        assert read_weather(path, 0).sun_h == 0.0
 
     def test_are_read_again_when_they_change(self, tmp_path):
         path = tmp_path / "mine.csv"

@@ -233,7 +233,7 @@ class TestWhatAGroupIsGiven:
     )
     def test_what_makes_no_sense_together_is_refused(self, given, words):
         with pytest.raises(InputError, match=words):
-            DeviceGroup(**given)
+            DeviceFleet((DeviceGroup(**given),))
 
     def test_of_one_name_are_told_apart(self, trace):
         path = trace()

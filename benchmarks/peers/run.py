@@ -28,6 +28,7 @@ PEERS: dict[str, tuple[str, str, list[str]]] = {
     "flower": ("with_flower.py", "flower", []),
     "pfl": ("with_pfl.py", "pfl", []),
     "fedjax": ("with_fedjax.py", "fedjax", []),
+    "jax": ("with_jax.py", "jax", []),
 }
 PARALLEL = ("flower", "pfl")  # train several clients at the same time, in processes of their own
 

@@ -10,13 +10,12 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 from fedjax.algorithms import fed_avg
-from workloads import CLASSES, CLIENTS, CROP, LOCAL_STEPS, WORKLOADS, Workload, arguments, probe, report
+from jax_parts import clients_of, configure, probe_inputs, training_inputs
+from workloads import CLASSES, CLIENTS, LOCAL_STEPS, WORKLOADS, Workload, arguments, report
 
 # FedJAX was written for a jax that had this name; the function is still there under another one.
 jax.tree_map = jax.tree_util.tree_map
 Batch = dict[str, jax.Array]
-# What jax calls the precisions; bf16 is a cast below.
-MATMUL = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
 
 
 def network(workload: Workload, inputs: jax.Array) -> jax.Array:
@@ -27,30 +26,11 @@ def network(workload: Workload, inputs: jax.Array) -> jax.Array:
     return hk.Sequential([*layers, hk.Flatten(), hk.nets.MLP([384, 192, CLASSES])])(inputs)
 
 
-def standardize(images: jax.Array) -> jax.Array:
-    mean, deviation = (f(images, axis=(1, 2, 3), keepdims=True) for f in (jnp.mean, jnp.std))
-    return (images - mean) / deviation
-
-
-def training_inputs(x: jax.Array, rng: jax.Array) -> jax.Array:
-    """Crops, mirrors and standardises images [count, height, width, channels] at random, on the device."""
-    if x.dtype != jnp.uint8:
-        return x
-    places, mirror = jax.random.split(rng)
-    corners = jax.random.randint(places, (len(x), 2), 0, x.shape[1] - CROP + 1)
-    crop = jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, (at[0], at[1], 0), (CROP, CROP, 3)))
-    images = crop(x, corners).astype(jnp.float32)
-    mirrored = jax.random.bernoulli(mirror, shape=(len(x), 1, 1, 1))
-    return standardize(jnp.where(mirrored, images[:, :, ::-1], images))
-
-
 def main() -> None:
     options = arguments(__doc__)
     workload = WORKLOADS[options.workload]
-    jax.config.update("jax_platforms", options.device)
-    jax.config.update("jax_default_matmul_precision", MATMUL[options.precision])
-    # jax's convolutions are at their best with the channels last.
-    clients = [(x.transpose(0, 2, 3, 1).copy() if x.ndim == 4 else x, y) for x, y in workload.clients()]
+    configure(options)
+    clients = clients_of(workload)
     transformed = hk.without_apply_rng(hk.transform(lambda inputs: network(workload, inputs)))
     number = jnp.bfloat16 if options.precision == "bf16" else jnp.float32
 
@@ -62,11 +42,8 @@ def main() -> None:
     def gradient(params: Any, batch: Batch, rng: jax.Array) -> Any:
         return jax.grad(loss)(params, training_inputs(batch["x"], rng), batch["y"])
 
-    x, y = probe(clients)
-    if x.ndim == 4:
-        edge = (x.shape[1] - CROP) // 2
-        x = standardize(jnp.asarray(x[:, edge : edge + CROP, edge : edge + CROP], jnp.float32))
-    params = transformed.init(jax.random.PRNGKey(0), jnp.asarray(x[:1]))
+    x, y = probe_inputs(clients)
+    params = transformed.init(jax.random.PRNGKey(0), x[:1])
     assert sum(p.size for p in jax.tree_util.tree_leaves(params)) == workload.parameters
     probe_loss = jax.jit(loss)
     before = float(probe_loss(params, x, y))
