@@ -45,7 +45,7 @@ def main() -> None:
     trainer._check = lambda task: None  # it would miss the GPU
     kernel_models.set_precision = lambda precision, device: None
     only = sys.argv[4:]
-    for name in only or ("cnn", "means and dropout"):
+    for name in only or ("cnn", "means and dropout", "norms", "strides", "resnet", "mobile", "activations"):
         build, shape, options = kernel_models.MODELS[name]
         task = kernel_models.task(build(), kernel_models.images(shape, **options), ef.Adam(), precision=precision)
         trainer.Kernels(task)

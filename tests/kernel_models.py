@@ -55,6 +55,82 @@ class Residual(nn.Module):
         return self.out(x.view(x.size(0), -1))
 
 
+class Block(nn.Module):
+    """A residual block; its shortcut has a convolution where the shapes differ."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: bool = True) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)
+        self.b = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=not norm)
+        self.n, self.m = (nn.GroupNorm(2, outputs) if norm else nn.Identity() for _ in range(2))
+        same = stride == 1 and inputs == outputs
+        self.s = (
+            nn.Identity()
+            if same
+            else chain(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(1, outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.m(self.b(F.relu(self.n(self.a(x))))) + self.s(x))
+
+
+class Inverted(nn.Module):
+    """1x1, depthwise, 1x1, with a shortcut."""
+
+    def __init__(self, channels: int, inner: int, stride: int) -> None:
+        super().__init__()
+        self.up = chain(nn.Conv2d(channels, inner, 1, bias=False), nn.GroupNorm(1, inner), nn.ReLU6())
+        self.deep = chain(nn.Conv2d(inner, inner, 3, stride, 1, groups=inner), nn.GroupNorm(2, inner), nn.ReLU())
+        self.down, self.stride = nn.Conv2d(inner, channels, 1), stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(self.deep(self.up(x)))
+        return x + y if self.stride == 1 else y
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((-1, -2))
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.a(x))) + x
+
+
+class ReadOften(nn.Module):
+    """Values that are read three times, twice by one operation, and by a linear layer beside a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 7, 3, padding=1), nn.Conv2d(7, 7, 5, padding=2)
+        self.c, self.out = nn.Linear(7 * 36, CLASSES), nn.Linear(7 * 36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.a(x))
+        y = self.b(x)
+        y = y + y
+        return self.out((x + y).add(x).flatten(1)) + self.c(x.flatten(1))
+
+
+class ChangedInPlace(nn.Module):
+    """The shortcut reads what the ReLU has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, padding=1), nn.Linear(6 * 16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        y = self.b(F.relu(x, inplace=True))
+        y += x
+        return self.out(y.flatten(1))
+
+
 def chain(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(*layers)
 
@@ -86,8 +162,8 @@ MODELS: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
     ),
     "in part": (
         lambda: chain(
-            nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(2, 16), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2),
-            nn.Conv2d(16, 8, 3, padding=1), nn.Tanh(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(8 * 16, CLASSES),
+            nn.Conv2d(3, 16, 3, padding=1), nn.Softplus(), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2),
+            nn.Conv2d(16, 8, 3, padding=1), nn.ELU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(8 * 16, CLASSES),
         ),
         (3, 8, 8), {},
     ),
@@ -99,6 +175,52 @@ MODELS: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
         (3, 6, 6), {},
     ),
     "residual": (Residual, (3, 6, 6), {}),
+    "norms": (
+        lambda: chain(
+            nn.Conv2d(3, 12, 3, padding=1), nn.GroupNorm(4, 12), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(12, 20, 3, 2, 1, bias=False), nn.GroupNorm(5, 20, affine=False, eps=0.1), nn.LeakyReLU(0.2),
+            nn.Flatten(), nn.Linear(80, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, CLASSES),
+        ),
+        (3, 7, 8), {},
+    ),
+    "strides": (
+        lambda: chain(
+            nn.Conv2d(3, 6, 5, 2, 2), nn.ReLU(), nn.Conv2d(6, 8, (3, 2), 3, (2, 0), bias=False), nn.ReLU(),
+            nn.Conv2d(8, 4, 1, 2), nn.Flatten(), nn.Linear(8, CLASSES),
+        ),
+        (3, 13, 11), {"as_bytes": True},
+    ),
+    "resnet": (
+        lambda: chain(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.ReLU(), Block(8, 8, 1), Block(8, 12, 2),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, CLASSES),
+        ),
+        (3, 6, 6), {"as_bytes": True},
+    ),
+    "mobile": (
+        lambda: chain(
+            nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), Inverted(6, 18, 1), Inverted(6, 10, 2), Mean(),
+            nn.Linear(6, CLASSES),
+        ),
+        (3, 5, 6), {},
+    ),
+    "a little of all": (
+        lambda: chain(
+            nn.Conv2d(3, 4, 3, 2, 1), nn.GroupNorm(1, 4), nn.ReLU(), Inverted(4, 4, 1), Mean(), nn.Linear(4, CLASSES)
+        ),
+        (3, 4, 4), {},
+    ),
+    "activations": (
+        lambda: chain(
+            nn.Linear(10, 20), nn.GELU(), nn.Linear(20, 20), nn.GELU("tanh"), nn.Linear(20, 20), nn.SiLU(),
+            nn.Linear(20, 20), nn.Sigmoid(), nn.Linear(20, 20), nn.Tanh(), nn.Dropout(0.2), nn.ReLU(),
+            nn.Linear(20, CLASSES), nn.ReLU6(),
+        ),
+        (10,), {},
+    ),
+    "read often": (ReadOften, (3, 6, 6), {}),
+    "changed in place": (ChangedInPlace, (3, 6, 6), {}),
+    "residual around the input": (lambda: chain(Around(), nn.Flatten(), nn.Linear(108, CLASSES)), (3, 6, 6), {}),
     "ends in a convolution": (
         lambda: chain(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, CLASSES, 4), nn.Flatten()), (3, 6, 6), {},
     ),
@@ -126,11 +248,16 @@ def drawn_models(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...], int]:
         padding = draw(st.integers(0, kernel - 1))
         if side + 2 * padding - kernel + 1 < 2:
             padding = kernel // 2
-        out = draw(st.integers(1, 20))
-        layers.append(nn.Conv2d(channels, out, kernel, padding=padding, bias=draw(st.booleans())))
-        channels, side = out, side + 2 * padding - kernel + 1
-        if draw(st.booleans()):
-            layers.append(nn.ReLU())
+        out, step = draw(st.integers(1, 20)), draw(st.sampled_from([1, 1, 2, 3]))
+        groups = 1
+        if layers and channels > 1 and draw(st.booleans()):
+            out = groups = channels
+        layers.append(nn.Conv2d(channels, out, kernel, step, padding, bias=draw(st.booleans()), groups=groups))
+        channels, side = out, (side + 2 * padding - kernel) // step + 1
+        if draw(st.booleans()) and side > 2:  # of very few values the variance is hardly more than rounding
+            groups = draw(st.sampled_from([n for n in range(1, channels + 1) if channels % n == 0]))
+            layers.append(nn.GroupNorm(groups, channels, affine=draw(st.booleans()), eps=0.01))
+        layers += draw(st.sampled_from([[], [nn.ReLU()], [nn.GELU()], [nn.ReLU6()]]))
         pool = draw(st.sampled_from(["max", "mean", "none"]))
         window, stride = draw(st.integers(1, 3)), draw(st.integers(1, 3))
         if pool == "max" and side >= window:

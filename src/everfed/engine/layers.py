@@ -44,6 +44,7 @@ class Layer(Protocol):
 
     source: Value
     result: Value
+    results: list[Value]  # all that it makes
     offset: int  # where its parameters lie in a client's row
     size: int  # how many elements they take there; 0 without parameters
     splits: int  # parts in which its last parameter gradient was left
@@ -75,7 +76,7 @@ class Plain:
     gradient = torch.empty(0)
 
     def __init__(self, source: Value, result: Value) -> None:
-        self.source, self.result = source, result
+        self.source, self.result, self.results = source, result, [result]
 
     def parameters(self) -> dict[str, Tensor]:
         return {}

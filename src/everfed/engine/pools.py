@@ -112,3 +112,22 @@ class MeanPool(Plain):
             OUT_HEIGHT=r.height, OUT_WIDTH=r.width, SIZE=self.window, STRIDE=self.stride,
             REACH=math.ceil(self.window / self.stride), BP=32, BC=channels, num_warps=4,
         )  # fmt: skip
+
+
+class GlobalMean(Plain):
+    """The mean of all pixels of an image, by torch: images of any size, and little to compute."""
+
+    def forward(self, step: Step) -> None:
+        s, r = self.source, self.result
+        mean = s.as_torch(s.data, s.at, step.clients).mean(dim=(3, 4), keepdim=True, dtype=torch.float32)
+        r.as_torch(r.data, r.at, step.clients).copy_(mean)
+
+    def backward(self, step: Step) -> None:
+        s, r = self.source, self.result
+        if not s.wanted:
+            return
+        gradient = r.as_torch(r.grad, r.grad_at, step.clients) / s.pixels
+        if s.relu:
+            gradient = gradient * (s.as_torch(s.data, s.at, step.clients) > 0)
+        view = s.as_torch(s.grad, s.grad_at, step.clients)
+        view.copy_(gradient.expand(view.shape))

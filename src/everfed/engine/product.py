@@ -11,6 +11,7 @@ from torch import Tensor
 from everfed.engine.kernels import gemm, update as updates
 from everfed.engine.launch import launch
 from everfed.engine.layers import Step, Update, power, tile
+from everfed.engine.spread import Spread
 from everfed.engine.values import Place, Value
 
 # Programs of a weight gradient that one multiprocessor holds at once, by their shared memory.
@@ -38,13 +39,14 @@ class Pool(Protocol):
 
 
 class Product:
-    """A convolution (stride 1) or a linear layer, with the ReLU after it."""
+    """A convolution or a linear layer, with the ReLU after it. fused: may step with its gradient in one kernel."""
 
     def __init__(
         self, source: Value, result: Value, weight: str, bias: str | None, kernel: tuple[int, int] | None = None,
-        padding: tuple[int, int] = (0, 0), precision: str = "ieee",
+        padding: tuple[int, int] = (0, 0), precision: str = "ieee", stride: int = 1, fused: bool = True,
     ) -> None:  # fmt: skip
         self.source, self.result, self.weight, self.bias = source, result, weight, bias
+        self.results, self.stride, self.fused = [result], stride, fused
         self.linear = kernel is None
         self.precision = precision
         self.pool: Pool | None = None  # the pool after it, whose windows give the bias's gradient sooner
@@ -59,9 +61,14 @@ class Product:
         self.run = self.columns * self.x.pixel
         self.size = (self.depth + (bias is not None)) * result.stride
         if not self.linear:
-            source.border = max(source.border, *padding)
-            if source.wanted:
-                result.grad_border = max(self.rows - 1 - self.up, self.columns - 1 - self.left)
+            source.bordered(max(padding))
+        self.spread: Spread | None = None
+        if not self.linear and source.wanted:
+            border = max(self.rows - 1 - self.up, self.columns - 1 - self.left)
+            if stride == 1:
+                result.grad_border = border
+            else:
+                self.spread = Spread(result, stride, kernel_size=(self.rows, self.columns), padding=padding, of=source)
 
     def parameters(self) -> dict[str, Tensor]:
         n, out = self.result.stride, torch.arange(self.result.channels)
@@ -77,11 +84,13 @@ class Product:
         return where
 
     def bytes(self, batch: int) -> int:
-        return 4 * self.size
+        return 4 * self.size + (self.spread.bytes(batch) if self.spread else 0)
 
     def allocate(self, clients: int, batch: int, device: torch.device) -> None:
         self.x, self.dx = (self.x, self.dx) if self.linear else (self.source.at, self.source.grad_at)
         self.y, self.g = self.result.at, self.result.grad_at
+        if self.spread:
+            self.spread.allocate(clients, batch)
         self.batch = batch
         self.slots = _AT_ONCE * _multiprocessors(device)
         low = self.source.data.dtype == torch.bfloat16
@@ -113,12 +122,12 @@ class Product:
     @property
     def pooled(self) -> bool:
         """Whether the pool's kernel computes this layer as well."""
-        return self.pool is not None and tile(self.run, 16) < 16 and self.depth <= 128
+        return self.pool is not None and self.stride == 1 and tile(self.run, 16) < 16 and self.depth <= 128
 
     @property
     def stepped(self) -> bool:
         """Whether the weight gradient and the optimiser's step are one kernel."""
-        return self.linear and self.batch <= 128
+        return self.fused and self.linear and self.batch <= 128
 
     def forward(self, step: Step) -> None:
         if self.pooled:
@@ -135,7 +144,7 @@ class Product:
             self.batch * self.x.image, step.stride, self.batch * self.y.image,
             pixels, self.depth, n, self.x.first(self.up, self.left), self.x.image, self.y.first(), self.y.image,
             int(self.result.relu),
-            X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel,
+            X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel, STRIDE=self.stride,
             Y_ROW=0 if self.linear else self.y.row, Y_PIXEL=0 if self.linear else self.y.pixel,
             HEIGHT=self.result.height, WIDTH=self.result.width, RUN=0 if self.linear and not gathered else self.run,
             GATHERED=self.depth if gathered else 0, LINEAR=self.linear and not gathered, HAS_BIAS=self.bias is not None,
@@ -163,7 +172,7 @@ class Product:
             self.batch * self.x.image, self.batch * self.g.image, self.size, step.clients * self.size,
             pixels, self.depth, n, self.x.first(self.up, self.left), self.x.image, self.g.first(), self.g.image,
             math.ceil(pixels / (chunk * self.splits)),
-            X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel,
+            X_ROW=0 if self.linear else self.x.row, X_PIXEL=0 if self.linear else self.x.pixel, STRIDE=self.stride,
             G_ROW=0 if self.linear else self.g.row, G_PIXEL=0 if self.linear else self.g.pixel,
             HEIGHT=self.result.height, WIDTH=self.result.width, ROWS=self.rows, RUN=0 if self.linear else self.run,
             LINEAR=self.linear, HAS_BIAS=self.linear and self.bias is not None, PRECISION=precision,
@@ -206,14 +215,15 @@ class Product:
         pixels = self.batch * one
         rows = min(128, max(16, power(pixels)))
         across, deep = tile(channels, 64), tile(n, self.wide)
+        gradient, g = self.spread(step) if self.spread else (self.result.grad, self.g)
         launch(
             gemm.input_gradient, (math.ceil(pixels / rows) * (channels // across), step.clients),
-            self.result.grad, step.weights[self.offset :], self.source.data, self.source.grad,
-            self.batch * self.g.image, step.stride, self.batch * self.x.image, self.batch * self.dx.image,
+            gradient, step.weights[self.offset :], self.source.data, self.source.grad,
+            self.batch * g.image, step.stride, self.batch * self.x.image, self.batch * self.dx.image,
             pixels, n, channels,
-            self.g.first(self.rows - 1 - self.up, self.columns - 1 - self.left), self.g.image,
+            g.first(self.rows - 1 - self.up, self.columns - 1 - self.left), g.image,
             self.x.first(), self.x.image, self.dx.first(), self.dx.image, int(self.source.relu),
-            G_ROW=0 if self.linear else self.g.row, X_ROW=0 if self.linear else self.x.row,
+            G_ROW=0 if self.linear else g.row, X_ROW=0 if self.linear else self.x.row,
             X_PIXEL=0 if self.linear else self.x.pixel, DX_ROW=0 if self.linear else self.dx.row,
             DX_PIXEL=0 if self.linear else self.dx.pixel,
             HEIGHT=1 if self.linear else self.source.height, WIDTH=1 if self.linear else self.source.width,

@@ -13,6 +13,7 @@ from everfed.engine.kernels import inputs, loss, update as updates
 from everfed.engine.launch import launch
 from everfed.engine.layers import Step, Update
 from everfed.engine.lower import Lowered
+from everfed.engine.rules import Rules, bytes_per_client as bytes_of_rules
 from everfed.learning.optim import SGD, Adam
 from everfed.learning.task import Task
 from everfed.random import Purpose
@@ -30,11 +31,10 @@ class Program:
         self.size, self.from_kernel = arrange(lowered, task)
         device, batch = task.data.device, task.batch_size
         lowered.input.allocate(room, batch, self.low, device)
-        for layer in lowered.layers:
-            last = layer.result is lowered.output
-            layer.result.allocate(room, batch, self.low, device)
-            if last and self.low != torch.float32:  # logits keep all their digits
-                layer.result.data = layer.result.data.float()
+        for value in (value for layer in lowered.layers for value in layer.results):
+            value.allocate(room, batch, self.low, device)
+            if value is lowered.output and self.low != torch.float32:  # logits keep all their digits
+                value.data = value.data.float()
         for layer in lowered.layers:
             layer.allocate(room, batch, device)
         zeros: Any = lambda *shape, dtype=torch.float32: torch.zeros(*shape, dtype=dtype, device=device)  # noqa: E731
@@ -55,6 +55,8 @@ class Program:
         self.first, self.who, self.state_rows = self.given[: 3 * room].view(3, room)
         # Two floats fill the place of one integer: learning rate and bias correction of a client's step.
         self.rates = self.given[3 * room :].view(torch.float32).view(task.local_steps, room, 2)
+        self.rules = Rules(task.gradients, room, self.size, self.from_kernel)
+        self.began = zeros(len(self.starts) if task.gradients else 0, self.size)  # the starts, in the kernels' order
         self.state: list[Tensor] = []
         self.kept = True  # the state holds moments of earlier rounds
 
@@ -64,6 +66,8 @@ class Program:
             self.rows[:clients].index_copy_(1, self.from_kernel, self.starts[:clients])  # padding stays zero
             if self.rows_low is not self.rows:
                 self.rows_low[:clients].copy_(self.rows[:clients])
+            if len(self.began):
+                self.began[:clients].copy_(self.rows[:clients])
         else:
             self.server[self.from_kernel] = self.params
             if self.server_low is not self.server:
@@ -147,13 +151,22 @@ class Program:
             (step.stride, self.size, rule.weight_decay, *betas),
             {"KIND": kind, "FRESH": not self.kept and step.number == 0, "LOW": self.low != torch.float32},
         )
+
+        def move(at: int, gradient: Tensor, splits: int, size: int) -> None:
+            launch(
+                updates.optimizer_step, (math.ceil(size / 1024), step.clients),
+                *update.pointers(at), *update.scalars, gradient, size, step.clients * size, splits, size,
+                **update.meta, BLOCK=1024, num_warps=4,
+            )  # fmt: skip
+
+        if self.task.gradients:
+            params = self.rows[: step.clients] if step.stride else self.server[None]
+            start = self.began[: step.clients] if len(self.began) else self.server[None]
+            move(0, self.rules(self.lowered.layers, step.clients, params, start), 1, self.size)
+            return
         for layer in self.lowered.layers:
             if layer.size and not layer.step_with(step, update):
-                launch(
-                    updates.optimizer_step, (math.ceil(layer.size / 1024), step.clients),
-                    *update.pointers(layer.offset), *update.scalars, layer.gradient, layer.size,
-                    step.clients * layer.size, layer.splits, layer.size, **update.meta, BLOCK=1024, num_warps=4,
-                )  # fmt: skip
+                move(layer.offset, layer.gradient, layer.splits, layer.size)
 
     def weighted_sum(self, clients: int, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """(sum of coefficient * update in torch's order, which rows are finite)."""
@@ -182,8 +195,9 @@ def bytes_per_client(lowered: Lowered, task: Task) -> int:
     """Device memory of one client's round."""
     width = 2 if task.precision == "bf16" else 4
     size, _ = arrange(lowered, task)
-    values = [lowered.input, *(layer.result for layer in lowered.layers)]
+    values = [lowered.input, *(value for layer in lowered.layers for value in layer.results)]
     held = sum(v.bytes(task.batch_size, width) for v in values)
     held += sum(layer.bytes(task.batch_size) for layer in lowered.layers)
     moments = sum(t.numel() for t in task.optimizer.init(1, size, torch.device("cpu")).values())
+    held += bytes_of_rules(task.gradients, size, bool(task.starts))
     return held + size * (4 + width + (4 if task.starts else 0)) + 4 * moments + 8 * task.batch_size

@@ -102,6 +102,7 @@ class Kernels:
             program.params.copy_(params)
         else:
             program.starts[: len(clients)] = start
+        program.rules.begin(clients)
         try:
             self._run(count)
         except torch.cuda.OutOfMemoryError as error:

@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(eq=False)
 class Value:
-    """One layer's output, which is the next layer's input."""
+    """One layer's output, which is the input of one other layer; `Fork` makes copies for several."""
 
     channels: int
     height: int = 1
@@ -50,6 +50,7 @@ class Value:
     border: int = 0
     grad_border: int = 0
     stride: int = 0
+    of: Value | None = None  # another value, whose data this is; the gradient is its own
     data: Tensor = field(init=False, repr=False)
     grad: Tensor = field(init=False, repr=False)
 
@@ -57,9 +58,15 @@ class Value:
         # 16 is the least width of the tensor cores' operands.
         self.stride = self.stride or 16 * math.ceil(self.channels / 16)
 
+    def bordered(self, width: int) -> None:
+        """Ask for a border at least as wide around the data."""
+        if self.of is not None:
+            self.of.bordered(width)
+        self.border = max(self.border, width)
+
     @property
     def at(self) -> Place:
-        return Place(self.height, self.width, self.stride, self.border)
+        return self.of.at if self.of is not None else Place(self.height, self.width, self.stride, self.border)
 
     @property
     def grad_at(self) -> Place:
@@ -71,11 +78,15 @@ class Value:
 
     def bytes(self, batch: int, width: int) -> int:
         """What one client's share takes, with `width` bytes an element."""
-        return batch * width * (self.at.image + (self.grad_at.image if self.wanted else 0))
+        own = 0 if self.of is not None else self.at.image
+        return batch * width * (own + (self.grad_at.image if self.wanted else 0))
 
     def allocate(self, clients: int, batch: int, dtype: torch.dtype, device: torch.device) -> None:
         """Zeros once; borders are never written again, and padded channels only with zeros."""
-        self.data = torch.zeros(clients, batch, self.at.image, dtype=dtype, device=device)
+        if self.of is not None:
+            self.data = self.of.data
+        else:
+            self.data = torch.zeros(clients, batch, self.at.image, dtype=dtype, device=device)
         if self.wanted:
             self.grad = torch.zeros(clients, batch, self.grad_at.image, dtype=dtype, device=device)
 

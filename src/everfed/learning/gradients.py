@@ -6,7 +6,7 @@ A rule adjusts a matrix [clients, parameters], one row per client. Several apply
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -26,6 +26,15 @@ class GradientRule(Protocol):
         ...
 
 
+@runtime_checkable
+class AddedRule(GradientRule, Protocol):
+    """A rule that adds the same to all gradients of a client's round. The GPU kernels have it fetched once a round."""
+
+    def added(self, clients: Ints) -> Tensor:
+        """[C, parameters]"""
+        ...
+
+
 @dataclass(frozen=True)
 class Proximal(Checked):
     """FedProx (Li et al., MLSys 2020): a pull of strength mu back to the server's parameters.
@@ -40,6 +49,7 @@ class Proximal(Checked):
     (Proximal(mu=0.1),)
     """
 
+    any_order: ClassVar[bool] = True  # all elements, and all clients, are treated alike: kernels have their own order
     mu: NonNegative = 0.01
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
@@ -60,6 +70,7 @@ class Clip(Checked):
     Clip(norm=5.0)
     """
 
+    any_order: ClassVar[bool] = True
     norm: Positive = 1.0
 
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:

@@ -110,5 +110,8 @@ class _ScaffoldCorrection:
     def __init__(self, kept: _Scaffold) -> None:
         self.kept = kept
 
+    def added(self, clients: Ints) -> Tensor:
+        return self.kept.mean - self.kept.own.read(clients)
+
     def adjust(self, grads: Tensor, params: Tensor, start: Tensor, clients: Ints) -> Tensor:
-        return grads + (self.kept.mean - self.kept.own.read(clients))
+        return grads + self.added(clients)

@@ -153,14 +153,14 @@ def _fast(task: Task) -> Trainer:
         raise CannotTrainError("the kernels keep the clients' optimiser state on the device, but state_place is disk")
     if task.fewer_steps:
         raise CannotTrainError("the kernels do all local steps, but here clients may do fewer")
-    if task.gradients:
-        names = ", ".join(type(rule).__name__.strip("_") for rule in task.gradients)
-        raise CannotTrainError(f"the kernels do not support {names}")
     try:
         from everfed.engine.lower import CannotLowerError
+        from everfed.engine.rules import without_kernels
         from everfed.engine.trainer import Kernels
     except ImportError as error:
         raise CannotTrainError(f"Triton, which comes with torch for CUDA, is missing or too old ({error})") from error
+    if unknown := without_kernels(task.gradients):
+        raise CannotTrainError(f"the kernels do not support {', '.join(unknown)}")
     try:
         return Kernels(task)
     except CannotLowerError as error:

@@ -20,7 +20,7 @@ from everfed.engine.kernels.index import pixel
 def forward(
     x, weight, bias, y, x_client, w_client, y_client,
     pixels, K, N, x_first, x_image, y_first, y_image, relu,
-    X_ROW: tl.constexpr, X_PIXEL: tl.constexpr, Y_ROW: tl.constexpr, Y_PIXEL: tl.constexpr,
+    X_ROW: tl.constexpr, X_PIXEL: tl.constexpr, STRIDE: tl.constexpr, Y_ROW: tl.constexpr, Y_PIXEL: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr, GATHERED: tl.constexpr, LINEAR: tl.constexpr,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -42,7 +42,7 @@ def forward(
         x_at = x_first + image * x_image
         y_at = image * y_image
     else:
-        x_at = x_first + image * x_image + row * X_ROW + column * X_PIXEL
+        x_at = x_first + image * x_image + row * (STRIDE * X_ROW) + column * (STRIDE * X_PIXEL)
         y_at = image * y_image + row * Y_ROW + column * Y_PIXEL
     wp = weight + c * w_client + n[None, :] + k[:, None] * N
     xp = x + x_at[:, None] + k[None, :]
@@ -171,7 +171,7 @@ def input_gradient(
 def weight_gradient(
     x, g, dw, x_client, g_client, dw_client, dw_split,
     pixels, K, N, x_first, x_image, g_first, g_image, iterations,
-    X_ROW: tl.constexpr, X_PIXEL: tl.constexpr, G_ROW: tl.constexpr, G_PIXEL: tl.constexpr,
+    X_ROW: tl.constexpr, X_PIXEL: tl.constexpr, STRIDE: tl.constexpr, G_ROW: tl.constexpr, G_PIXEL: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, RUN: tl.constexpr, LINEAR: tl.constexpr,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -200,7 +200,7 @@ def weight_gradient(
             x_at = image * x_image
             g_at = image * g_image
         else:
-            x_at = image * x_image + row * X_ROW + column * X_PIXEL
+            x_at = image * x_image + row * (STRIDE * X_ROW) + column * (STRIDE * X_PIXEL)
             g_at = image * g_image + row * G_ROW + column * G_PIXEL
         if LINEAR:
             xt = tl.load(xp + x_at[:, None] + offset[None, :], mask=(k < K)[None, :], other=0.0)
