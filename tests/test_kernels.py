@@ -126,6 +126,20 @@ def test_rules_see_all_of_a_gradient_however_its_layers_make_it(name):
     assert_alike(model, data, ef.SGD(0.1), gradients=(ef.Clip(0.01), ef.Proximal(1.0)), local_steps=2)
 
 
+class AnyOrder:
+    """It would move padding."""
+
+    any_order = True
+
+    def adjust(self, grads, params, start, clients):
+        return grads.tanh() + 0.5
+
+
+def test_rules_of_ones_own_for_any_order_leave_padding_alone():
+    model, data = made("mlp")
+    assert_alike(model, data, ef.SGD(0.01), gradients=(AnyOrder(),))
+
+
 class OwnRule:
     def adjust(self, grads, params, start, clients):
         return 2.0 * grads

@@ -35,6 +35,8 @@ class Rules:
         self.rules, self.from_kernel = rules, from_kernel
         device = from_kernel.device
         self.gradients = torch.zeros(room if rules else 0, size, device=device)
+        self.real = torch.zeros(size, dtype=torch.bool, device=device)  # not padding
+        self.real[from_kernel] = True
         self.added = {
             n: torch.zeros(room, size, device=device) for n, r in enumerate(rules) if isinstance(r, AddedRule)
         }
@@ -59,7 +61,7 @@ class Rules:
                 found = found + self.added[number][:clients]
             else:
                 found = rule.adjust(found, params, start, _NOBODY)
-        rows.copy_(found)
+        rows.copy_(torch.where(self.real, found, 0.0))  # a rule that adds something would move padding, too
         return self.gradients
 
 
