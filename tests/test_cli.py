@@ -99,14 +99,18 @@ def test_run_explains_how_it_would_train_and_does_not(everfed, tmp_path):
     for arguments in ([], ["--trainer", "one-by-one"]):
         document = json.loads(everfed("run", *SMALL, *arguments, "--explain", "--json").out)
         said = everfed("run", *SMALL, *arguments, "--explain").out
-        assert list(document) == ["device", "precision", "trainer", "at_once", "parts", "check", "server_keeps"]
+        keys = ["device", "precision", "trainer", "at_once", "parts", "check", "server_keeps", "times"]
+        assert list(document) == keys
         assert document["server_keeps"] == []
         assert (document["device"], document["precision"]) == ("cpu", "float32")
         assert (document["trainer"], document["at_once"]) == (("OneByOne", 1) if arguments else ("Batched", 8))
         assert document["trainer"] in said
         assert f"up to {document['at_once']}" in said
         (part,) = document["parts"]
-        assert said.endswith(f"\n  {part}\n")
+        assert f"\n  {part}\na local step " in said
+        names = [timed["name"] for timed in document["times"]["parts"]]
+        assert names == ["0 Flatten", "1 Linear", "2 ReLU", "3 Linear"]
+        assert all(f"\n  {name}: " in said for name in names)
     assert list(tmp_path.iterdir()) == []
 
 

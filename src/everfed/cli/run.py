@@ -18,6 +18,7 @@ from everfed.cli.screen import Screen, spent_energy, watched
 from everfed.cli.stopping import Stop
 from everfed.energy.calendar import part_of_year
 from everfed.energy.physical import DeviceFleet
+from everfed.learning.task import Task
 from everfed.report.lines import evaluated_on
 from everfed.report.notes import silence
 from everfed.run import config
@@ -28,6 +29,7 @@ from everfed.store import StoredRun, open_run, stored_rounds
 from everfed.store.runner import DEFAULT_CHECKPOINT_S
 from everfed.store.trackers import tracked
 from everfed.studies.sweep import folder_name
+from everfed.trainers.timing import step_time
 
 
 @o.takes_experiment("digits", o.ONE_METHOD)
@@ -121,8 +123,12 @@ def run(
 def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None:
     run = start(experiment, on_divergence=on_divergence)
     device, how, kept = run.setup.device.type, run.source.training(), run.server.rule.explain()
+    trainer = getattr(run.source, "trainer", None)
+    task = getattr(trainer, "task", None)  # a trainer of somebody's own may have none
+    times = step_time(trainer, task) if trainer is not None and isinstance(task, Task) else None
     if screen.as_json:
-        screen.json({"device": device, "precision": experiment.precision, **how.to_dict(), "server_keeps": kept})
+        said = {"device": device, "precision": experiment.precision, **how.to_dict(), "server_keeps": kept}
+        screen.json({**said, "times": times.to_dict() if times else None})
         return
     rows = {
         "device": device,
@@ -134,6 +140,9 @@ def _explain(experiment: Experiment, on_divergence: str, screen: Screen) -> None
         "parts of the model": "",
     }
     lines = [*(f"{name:<20}{value}".rstrip() for name, value in rows.items()), *(f"  {part}" for part in how.parts)]
+    if times:
+        first, *rest = times.said()
+        lines += [f"{'a local step':<20}{first}", *rest]
     screen.out.print("\n".join(lines), soft_wrap=True)
 
 

@@ -45,6 +45,7 @@ class Layer(Protocol):
     source: Value
     result: Value
     results: list[Value]  # all that it makes
+    title: str  # of the operation it was made for
     offset: int  # where its parameters lie in a client's row
     size: int  # how many elements they take there; 0 without parameters
     splits: int  # parts in which its last parameter gradient was left
@@ -72,6 +73,7 @@ class Layer(Protocol):
 class Plain:
     """What layers without parameters share."""
 
+    title = ""
     offset = size = splits = 0
     gradient = torch.empty(0)
 

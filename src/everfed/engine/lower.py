@@ -127,6 +127,7 @@ class _Lowering:
                 self.made.restore(before)
                 self.pending, self.cut = pending, cut
                 return f"{_title(node, self.graph)}: {reason}" if several else reason
+            self.made.name(_title(node, self.graph))
             values[node] = [self.made.value] if node is nodes[-1] else self.made.shared(_reads(node, nodes))
         self.cut = nodes[-1]
         return None
@@ -151,6 +152,8 @@ class _Lowering:
                 names[name] = self.made.names[id(p)] if id(p) in self.made.names else _missing(name)
         segment = Segment(source, value_of(shape), module, names, self.made.calls, self.task.seed, self.task.precision)
         self.made.add(segment)
+        titles = [_title(node, self.graph) for node in nodes if _is_tensor(node)]
+        self.made.name(" to ".join(dict.fromkeys((titles[0], titles[-1]))) + " in torch")
         self.made.calls += _dropout_calls(module, source, self.task)
         self.cut = nodes[-1]
 

@@ -47,6 +47,11 @@ class Making:
         self.layers.append(layer)
         self.value = layer.result
 
+    def name(self, title: str) -> None:
+        """Name the layers that were added last; one that a ReLU is fused with keeps its own name."""
+        for layer in self.layers:
+            layer.title = layer.title or title
+
     def shared(self, readers: int) -> list[Value]:
         """The value for so many readers, one each."""
         if readers <= 1:

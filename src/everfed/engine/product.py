@@ -46,7 +46,7 @@ class Product:
         padding: tuple[int, int] = (0, 0), precision: str = "ieee", stride: int = 1, fused: bool = True,
     ) -> None:  # fmt: skip
         self.source, self.result, self.weight, self.bias = source, result, weight, bias
-        self.results, self.stride, self.fused = [result], stride, fused
+        self.results, self.stride, self.fused, self.title = [result], stride, fused, ""
         self.linear = kernel is None
         self.precision = precision
         self.pool: Pool | None = None  # the pool after it, whose windows give the bias's gradient sooner

@@ -77,7 +77,8 @@ class Program:
         for number in range(self.task.local_steps):
             self._step(clients, number)
 
-    def _step(self, clients: int, number: int) -> None:
+    def begun(self, clients: int, number: int) -> Step:
+        """A local step with its minibatches drawn."""
         start = number == 0 and not len(self.starts)
         weights, masters = (self.server_low, self.server) if start else (self.rows_low, self.rows)
         step = Step(
@@ -85,9 +86,13 @@ class Program:
             self.who, self.first, self.task.seed,
         )  # fmt: skip
         self._inputs(step)
+        return step
+
+    def _step(self, clients: int, number: int) -> None:
+        step = self.begun(clients, number)
         for layer in self.lowered.layers:
             layer.forward(step)
-        self._loss(clients)
+        self.loss_gradient(clients)
         for layer in reversed(self.lowered.layers):
             layer.backward(step)
         self._update(step)
@@ -122,7 +127,7 @@ class Program:
         view.copy_(x.reshape(view.shape))
         self.labels[: step.clients] = y
 
-    def _loss(self, clients: int) -> None:
+    def loss_gradient(self, clients: int) -> None:
         out, batch = self.lowered.output, self.task.batch_size
         columns = 1 << (out.channels - 1).bit_length()
         rows = max(1, min(1 << (batch - 1).bit_length(), 4096 // columns))

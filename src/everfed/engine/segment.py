@@ -26,7 +26,7 @@ class Segment:
         precision: str,
     ) -> None:
         self.source, self.result, self.module, self.precision = source, result, module, precision
-        self.results = [result]
+        self.results, self.title = [result], ""
         self.seed = seed
         self.names = names  # of the trainable parameters: here -> in the whole model
         self.call = call  # dropout layers before this segment
