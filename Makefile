@@ -51,8 +51,9 @@ types: $(DEV)
 	$(BIN)/mypy
 
 # Two files at a time, each on one core: some tests wait for a network more than they compute. In the order of their
-# names, since those begin in the middle; xdist itself would leave them, being few, for the end.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# names, since those begin in the middle; xdist itself would leave them, being few, for the end. A test that hangs is
+# ended and named after ten minutes, far beyond what the longest takes on a busy machine.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 600
 
 unit: $(DEV) browser
 	$(PYTEST) -m 'not long' --hypothesis-profile quick
