@@ -239,3 +239,22 @@ def test_a_folder_without_permission_is_told(shell, tmp_path):
     result = shell("run", "digits-quick", "--rounds", "2", "--out", str(place))
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore::everfed.errors.EverfedWarning")
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.uint64])
+def test_whole_numbers_of_numpy_are_as_good_as_pythons(kind):
+    """Also where the numbers are told: 3 rounds do not contain a whole number of windows of 7."""
+    fleet = ef.Fleet.from_cycles([1, 2, 7])
+    data = ef.load("digits").partition(3, "iid", seed=kind(0))
+    settings = {"rounds": 3, "local_steps": 2, "batch_size": 4, "seed": 7, "eval_every": 3}
+    plans, verdicts, finals = [], [], []
+    for number in (int, kind):
+        for rounds in (1, 3):
+            plans.append([step.clients.tolist() for step in ef.plan(fleet, "greedy", number(rounds), seed=number(5))])
+        verdicts.append(ef.audit(fleet, "algorithm1", rounds=number(3), seeds=number(4)).verdict)
+        given = {name: number(value) for name, value in settings.items()}
+        finals.append(ef.simulate("logistic", data, fleet, **given).final)
+    assert plans[:2] == plans[2:]
+    assert verdicts[0] == verdicts[1]
+    assert finals[0] == finals[1]

@@ -110,7 +110,7 @@ def shown(value: object) -> str:
 
 def counted(number: int, what: str) -> str:
     """'1 seed', '5 seeds'."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"  # NumPy's truth values do not multiply texts
 
 
 def some(items: Iterable[object], limit: int = 5) -> str:

@@ -182,8 +182,9 @@ def plan(
     check_seed(seed)
     checked("fleet", fleet, Fleet)
     check_horizon(fleet, rounds, checked("strict_horizon", strict_horizon, bool))
+    rounds, seed = int(rounds), int(seed)
     warn_of_silent(Schedule(fleet, policy, seed), rounds, seed)
-    return Plan(fleet, policy, int(rounds), int(seed), chosen.title)
+    return Plan(fleet, policy, rounds, seed, chosen.title)
 
 
 # The paper's comparison: its algorithm, its two benchmarks and its upper bound.

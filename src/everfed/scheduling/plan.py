@@ -152,15 +152,17 @@ def _refused(policy: Policy, method: str, view: View, what: str, value: Any, rig
     )
 
 
-def check_rounds(fleet: Fleet, rounds: int) -> None:
+def check_rounds(fleet: Fleet, rounds: int) -> int:
+    """The same number as Python's, if it is a possible number of rounds."""
     if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or not 1 <= rounds < 2**32:
         raise InputError(f"rounds is {rounds!r}; it must be a whole number of at least 1 and below 2**32.")
     fleet.check_rounds(int(rounds))
+    return int(rounds)
 
 
 def check_horizon(fleet: Fleet, rounds: int, strict: bool) -> None:
-    check_rounds(fleet, rounds)
-    cut = fleet.undivided(int(rounds))
+    rounds = check_rounds(fleet, rounds)
+    cut = fleet.undivided(rounds)
     if len(cut) == 0:
         return
     first = cut[0]
