@@ -87,7 +87,7 @@ class RoundServer:
         self.roster, self.ledger = roster or Roster(), Ledger(shares, folder)
         check_two_phase(self.limits, policy.coordinated, self.downlink.differences)
         self.supply = Supply(fleet, policy, seed, self.limits.scale_slack, self.limits.check_energy)
-        self.norms = NormBound(self.supply.fair, self.limits.norm_factor)
+        self.norms = NormBound(self.supply.fair, self.limits.norm_factor, codec.keep if codec else 1.0)
         self.standing = Standing(len(fleet), self.limits)
         self.granted: list[set[int]] = [set() for _ in range(len(fleet))]
         self.energy: dict[int, Books] = {}
