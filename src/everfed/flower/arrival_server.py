@@ -36,6 +36,7 @@ from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.limits import RoundLimits
 from everfed.flower.mailbox import POLL_S, Mailbox
 from everfed.flower.norms import NormBound
+from everfed.flower.outliers import odd_losses
 from everfed.flower.own_data import told_of
 from everfed.flower.pulling import ENVELOPES, Reply
 from everfed.flower.received import Received
@@ -100,6 +101,7 @@ class ArrivalServer:
         self.run = secrets.randbits(62)
         self.counted, self.kept = (np.full(len(setup.fleet), NONE) for _ in range(2))  # slots, as in `Call`
         self.reports: dict[int, Books] = {}
+        self.losses: dict[int, float] = {}  # the latest of each client
         self.errands: dict[str, Errand] = {}  # by the message's number
         self.next_call: dict[int, int] = {}  # by node: the round in which to ask it
         self.nodes: list[int] = []
@@ -174,7 +176,10 @@ class ArrivalServer:
 
     def _close(self) -> None:
         self.entry.reachable = len(self.nodes)
-        for fate, clients in (("refused", self.entry.refused), ("lost", self.entry.lost)):
+        odd = odd_losses(list(self.losses), list(self.losses.values()))
+        self.entry.odd = {client: why for client, why in odd.items() if client in self.entry.done}
+        named = (("refused", self.entry.refused), ("lost", self.entry.lost), ("odd", self.entry.odd))
+        for fate, clients in named:
             for client, why in clients.items():
                 log.warning("round %d: the work of client %d is %s: %s", self.number, client, fate, why)
         self.ledger.add(self.entry)
@@ -331,6 +336,7 @@ class ArrivalServer:
             self.entry.shortened[client] = part
         if self.journal:
             self.journal.add(replace(work, part=part))
+        self.losses[client] = loss
         device = self.setup.device
         self.received.results[client] = torch.from_numpy(delta).to(device), torch.tensor(loss, device=device)
         yield work.works(), NOTHING, NOTHING
