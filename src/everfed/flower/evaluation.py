@@ -74,7 +74,7 @@ def _metrics(reply: Reply) -> dict[str, float] | str:
     """The numbers in a reply, or why there are none."""
     if why := reply.failure():
         return why
-    if reply.message is None:
+    if reply.message is None or not reply.message.has_content():
         return reply.bad or "its reply is empty"
     records = list(reply.message.content.metric_records.values())
     if len(records) != 1:

@@ -121,9 +121,7 @@ class EnergyStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self.opened is not None
-        nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in self.opened.messages}
-        answered = ((m.metadata.reply_to_message_id, m) for m in replies)
-        return self._aggregate({nodes[number]: Reply(number, message) for number, message in answered})
+        return self._aggregate(_by_node(self.opened.messages, replies))
 
     def _aggregate(self, by_node: Mapping[int, Reply]) -> tuple[ArrayRecord, MetricRecord]:
         assert self.opened is not None
@@ -155,9 +153,7 @@ class EnergyStrategy(Strategy):
         return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in self.evaluating}
-        answered = ((m.metadata.reply_to_message_id, m) for m in replies)
-        return self._evaluated(server_round, {nodes[number]: Reply(number, m) for number, m in answered})
+        return self._evaluated(server_round, _by_node(self.evaluating, replies))
 
     def _evaluated(self, server_round: int, replies: Mapping[int, Reply]) -> MetricRecord | None:
         """The fleet's metrics. Whoever says what makes no sense is left out by name, as with updates."""
@@ -234,3 +230,14 @@ class EnergyStrategy(Strategy):
                 self.server.load_state_dict(state)
                 return found.round
         return 0
+
+
+def _by_node(asked: Iterable[Message], replies: Iterable[Message]) -> dict[int, Reply]:
+    """The first reply of each node that was asked, in a loop of Flower's; others are none."""
+    nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in asked}
+    found: dict[int, Reply] = {}
+    for message in replies:
+        number = message.metadata.reply_to_message_id
+        if number in nodes:
+            found.setdefault(nodes[number], Reply(number, message))
+    return found
