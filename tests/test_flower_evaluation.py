@@ -16,6 +16,7 @@ from everfed.flower import EnergyStrategy, client_app
 from everfed.flower.evaluation import mean_metrics
 from everfed.flower.ledger import read
 from everfed.flower.outliers import far
+from everfed.store.checkpoint import load_checkpoints
 from flower_arrivals import SlowGrid, run_stored, task
 from flower_grid import CLIENTS, QUICK, SHORT, InProcessGrid, fleet_of, own_app, run
 
@@ -82,8 +83,16 @@ def test_what_is_far_from_the_others_is_limited_and_named(name, value, caplog):
     assert found[1]["limited"] == 1
     values = np.delete(HONEST[name], LIAR)
     spread = np.ptp(values)
-    reach = 20.0 * spread + 2.0 * np.abs(values).max()  # however the liar moves the median within the others
+    reach = 20.0 * spread + 21.0 * np.abs(values).max()  # however the liar moves the median within the others
     assert abs(found[1][name] - mean_of(name)) <= SHARES[LIAR] * reach
+
+
+def test_what_is_far_but_not_too_far_counts_and_is_named(caplog):
+    """A client with data of its own may have five times the loss of the others; a liar may say so as well."""
+    found, *_ = evaluated({"eval_loss": 20.0})
+    assert found[1]["limited"] == 0
+    assert found[1]["eval_loss"] == pytest.approx(mean_of("eval_loss") + SHARES[LIAR] * (20.0 - 1.4))
+    assert f"'eval_loss' of client {LIAR} is 20, far from what the others say" in caplog.text
 
 
 @pytest.mark.parametrize("lie", [{"num-examples": 0}, {"num-examples": -5}, {f"m{i}": 1.0 for i in range(200)}])
@@ -151,3 +160,36 @@ def test_without_rounds_too(tmp_path):
     odd = [e.odd for e in read(tmp_path)]
     assert any(found.get(1) == "its loss is 1e+12, far from what the others say" for found in odd)
     assert all(set(found) <= {1} for found in odd[1:])  # in the first round there may be one alone to compare with
+
+
+# Other claims that nobody can check
+
+
+def test_who_makes_up_the_fleets_cost_of_being_asked_is_named():
+    def lie(reply, number):
+        if number == 101:
+            reply.content["everfed"]["asking-j"] = 1e9
+        return reply
+
+    def nodes(asking_j):
+        return fleet_of(client_app(SHORT), CLIENTS, **({"asking-j": asking_j} if asking_j else {}))
+
+    *_, server = run(SHORT, nodes(2.5), change=lie)
+    assert all("1e+09 J, 20 times all others together" in e.odd[1] for e in server.ledger.entries)
+    assert all(set(e.odd) == {1} for e in server.ledger.entries)
+    for asking_j, change in ((2.5, lambda reply, number: reply), (0.0, lie)):  # honest ones; one device that says it
+        *_, server = run(SHORT, nodes(asking_j), change=change)
+        assert not any(e.odd for e in server.ledger.entries)
+
+
+def test_without_rounds_a_client_cannot_invent_what_it_missed_either(tmp_path):
+    experiment = task("renewal", fleet=replace(SHORT.fleet, clients=CLIENTS, cycles=(1, 1, 6, 1)), rounds=7)
+
+    def boast(reply, number):
+        if number == 102 and not reply.has_error():
+            reply.content["everfed"]["planned"] = reply.content["everfed"]["round"] + 1
+        return reply
+
+    run_stored(experiment, tmp_path, SlowGrid(fleet_of(client_app(experiment), CLIENTS), boast, 0.0))
+    saved = next(load_checkpoints(tmp_path))
+    assert saved.tensors["protocol.own"].tolist()[2] <= 3  # two units have come, and one was there perhaps

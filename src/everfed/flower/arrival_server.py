@@ -286,7 +286,7 @@ class ArrivalServer:
             self._end(errand, why, self.entry.refused)
             return
         self.reports[offer.client] = offer.energy
-        self.ledger.hear(offer.client, offer.planned)
+        self.ledger.hear(offer.client, self.terms.possible(offer))
         if errand.offer is None:
             self.entry.query_s = max(self.entry.query_s, took)
             self.next_call[errand.node] = max(offer.again, self.number + 1)

@@ -1,8 +1,8 @@
 """Evaluation on the clients: what their apps' `@app.evaluate` functions say, weighed by their shares of the data.
 
 Nobody can check what a client says of its own data, so one of them must not decide what the fleet's number is. Its
-weight is the share that the server knows, not the `num-examples` that it claims. A value far from what the others say
-(`outliers`) is limited, and its sender is named.
+weight is the share that the server knows, not the `num-examples` that it claims. Whose value is far from what the
+others say (`outliers`) is named, and what is too far is limited.
 """
 
 from __future__ import annotations

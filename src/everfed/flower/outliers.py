@@ -1,7 +1,8 @@
 """Numbers that clients say of themselves and nobody can check: whose is far from the others'?
 
-Far is more than 20 times the median distance from the median, and farther from it than 0 is; of two clients, 20 times
-as far as 0. Medians are by weight: clients with less than half of it cannot move them.
+Far is more than 20 times the median distance from the median, and farther from it than 0 is. What is more than 20 times
+as far from it as 0 is too far: it counts as the nearest number that is not. Medians are by weight: clients with less
+than half of it cannot move them.
 """
 
 from __future__ import annotations
@@ -17,27 +18,38 @@ _FEW = 3  # numbers below which a distance between them says little
 
 
 def far(values: Floats, weights: Floats) -> Iterator[tuple[int, float]]:
-    """Which values are far from the others, and the nearest value that is not.
+    """Which values are far from the others, and what each counts as: itself, unless it is too far.
 
-    Those from 0 to 1 are their own nearest if the median is one of them: they may be fractions of something, such as an
-    accuracy, and these differ as they like.
+    From 0 to 1 none is too far if the median is there: they may be fractions of something, such as an accuracy, and
+    these differ as they like.
     """
     if not len(values):
         return
     middle = _median(values, weights)
-    spread = _median(np.abs(values - middle), weights)
-    near = max(_FAR * spread, abs(middle) * (_FAR if len(values) < _FEW else 1.0))
-    low, high = middle - near, middle + near
-    odd = np.flatnonzero((values < low) | (values > high)).tolist()
+    spread = _FAR * _median(np.abs(values - middle), weights)
+    widest = max(spread, _FAR * abs(middle))
+    near = max(spread, abs(middle)) if len(values) >= _FEW else widest
+    low, high = middle - widest, middle + widest
     if 0.0 <= middle <= 1.0:
         low, high = min(low, 0.0), max(high, 1.0)
-    yield from ((i, float(np.clip(values[i], low, high))) for i in odd)
+    for i in np.flatnonzero(np.abs(values - middle) > near).tolist():
+        yield i, float(np.clip(values[i], low, high))
 
 
 def odd_losses(clients: list[int], losses: list[float]) -> dict[int, str]:
-    """Whose training loss is far from the others' of a round, in words."""
+    """Whose training loss is too far from the others' of a round, in words. Those of rare clients are often far."""
     found = far(np.array(losses, np.float64), np.ones(len(losses)))
-    return {clients[i]: f"its loss is {losses[i]:g}, far from what the others say" for i, _ in found}
+    said = "far from what the others say"
+    return {clients[i]: f"its loss is {losses[i]:g}, {said}" for i, counts_as in found if counts_as != losses[i]}
+
+
+def odd_asking(joules: Floats) -> dict[int, str]:
+    """Which client's claim of what being asked has cost it makes up the fleet's sum, in words."""
+    if np.count_nonzero(joules) < _FEW:  # a fleet may have one device that says it
+        return {}
+    found = np.flatnonzero(joules > _FAR * (joules.sum() - joules)).tolist()
+    said = "says that being asked has cost it"
+    return {client: f"it {said} {joules[client]:g} J, {_FAR:g} times all others together or more" for client in found}
 
 
 def _median(values: Floats, weights: Floats) -> float:

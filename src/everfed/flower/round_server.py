@@ -29,7 +29,7 @@ from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.limits import RoundLimits, check_two_phase
 from everfed.flower.mailbox import send_and_collect
 from everfed.flower.norms import NormBound
-from everfed.flower.outliers import odd_losses
+from everfed.flower.outliers import odd_asking, odd_losses
 from everfed.flower.pulling import ENVELOPES, Reply, pull
 from everfed.flower.sleep import Sleepers
 from everfed.flower.standing import Standing
@@ -202,10 +202,10 @@ class RoundServer:
                 entry.absent[client] = "it says no in a round in which it is due by the experiment's fleet"
                 self.ledger.due[client] += 1
         entry.asking_j = float(self.asking_j.sum())
-        entry.odd = odd_losses([u.client for u in updates], [u.loss for u in updates])
+        entry.odd = odd_asking(self.asking_j) | odd_losses([u.client for u in updates], [u.loss for u in updates])
         for fate, clients in (("refused", entry.refused), ("lost", entry.lost), ("odd", entry.odd)):
             for client, why in clients.items():
-                log.warning("round %d: the update of client %d is %s: %s", entry.round, client, fate, why)
+                log.warning("round %d: what client %d sent is %s: %s", entry.round, client, fate, why)
         entry.joined = self.joining.hear(self.heard)
         self.ledger.add(entry)
         updates.sort(key=lambda update: update.client)
