@@ -9,7 +9,8 @@ short beside the model.
 Fewer than half of the clients cannot move a median. Of an even number there are two: updates are shortened by the lower
 one and refused by the upper one, so that exactly half can neither have longer updates taken, by sending long ones, nor
 have those of the others refused, by sending short ones. They can have them shortened, to a hundredth of the model's
-length at least.
+length at least. All this is of clients that have been heard: most of the first to come, if they lie together, decide
+what is usual until others have come.
 
 Updates of which a device sends a random part have longer tails: the part is multiplied by 1 / keep, so that a number
 which carries most of an update makes it up to 1 / sqrt(keep) times as long as usual when it is drawn, and is missing at
