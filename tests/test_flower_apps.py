@@ -77,7 +77,7 @@ def test_clients_evaluate_if_they_are_asked_to(caplog):
         if client == 2 and message.content["config"]["server-round"] == 4:
             raise ValueError("no test set\nhere")
         assert message.content["config"]["part"] == "all"
-        metrics = {"eval_acc": float(client), "num-examples": 10 * (client + 1)}
+        metrics = {"eval_acc": (client + 1) / 4, "num-examples": 10**client}  # shares count, and no claims
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     strategy = EnergyStrategy(FLEET, ef.UniformWindow(), SHARES, limits=QUICK, evaluate_every=2)
@@ -87,10 +87,10 @@ def test_clients_evaluate_if_they_are_asked_to(caplog):
     asked = ConfigRecord({"part": "all"})
     found = strategy.start(InProcessGrid(fleet_of(app, 3)), first, num_rounds=5, evaluate_config=asked)
     assert {r: dict(m) for r, m in found.evaluate_metrics_clientapp.items()} == {
-        2: {"eval_acc": pytest.approx((0 * 10 + 1 * 20 + 2 * 30) / 60), "clients": 3},
-        4: {"eval_acc": pytest.approx(20 / 30), "clients": 2},
+        2: {"eval_acc": pytest.approx(np.dot(SHARES, [0.25, 0.5, 0.75])), "clients": 3, "limited": 0},
+        4: {"eval_acc": pytest.approx(np.dot(SHARES[:2], [0.25, 0.5]) / sum(SHARES[:2])), "clients": 2, "limited": 0},
     }
-    assert "left out: its app raised an error: no test set here" in caplog.text
+    assert "client 2 is left out: its app raised an error: no test set here" in caplog.text
     plain, _ = start(own_app(FLEET, ef.UniformWindow()), rounds=5)
     assert np.array_equal(found.arrays["w"].numpy(), plain.arrays["w"].numpy())
     assert plain.evaluate_metrics_clientapp == {}

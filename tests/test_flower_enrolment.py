@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import http.client
 import http.server
 import os
@@ -19,18 +18,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed; install it with: pip install 'everfed[flower]'")
 
-import uvicorn
-
 from everfed.cli import main
 from everfed.errors import InputError
 from everfed.flower import Roster, certificates, client_app, device_check, exposure
 from everfed.flower.bundle import make_bundle
-from everfed.flower.device_check import Device, signed
-from everfed.flower.door import Door
-from everfed.flower.fleet_folder import FleetFolder
-from everfed.flower.identity import make_key, read_key, read_private_key
+from everfed.flower.device_check import Device
+from everfed.flower.identity import make_key, read_key
 from everfed.flower.serve import reload_chain
-from everfed.flower.testing import free_port
+from flower_door import call, listening, make_fleet, proof
 from flower_grid import CLIENTS, SMALL, Node, run
 from wrong_clock import wrong_clock
 
@@ -56,44 +51,7 @@ def everfed(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = FleetFolder.make(tmp_path / "fleet", f"127.0.0.1:{free_port()}", ["localhost"], free_port())
-    certificates.make_certificates(made.trust.parent, ["127.0.0.1"])  # as SuperLink has it when it runs
-    return made
-
-
-@contextlib.contextmanager
-def listening(fleet):
-    """The fleet's door, on its port; there is no SuperLink behind it."""
-    chain = fleet.certificates / "server.pem", fleet.certificates / "server.key"
-    config = uvicorn.Config(
-        Door(fleet.control, fleet.trust, fleet.certificates, fleet.keys), port=int(fleet.address.split(":")[1]),
-        lifespan="off", ws="none", log_config=None, ssl_certfile=str(chain[0]), ssl_keyfile=str(chain[1]),
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        until = time.monotonic() + 30.0
-        while not server.started and time.monotonic() < until:
-            time.sleep(0.02)
-        yield config.ssl
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-def call(fleet, method, path, headers=None, body=b""):
-    trusted = ssl.create_default_context(cafile=str(fleet.certificates / "ca.crt"))
-    connection = http.client.HTTPSConnection(*fleet.address.split(":"), context=trusted, timeout=30)
-    with contextlib.closing(connection):
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
-def proof(key, off_s=0.0):
-    moment = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=off_s)
-    return signed(read_private_key(key), moment.isoformat())
+    return make_fleet(tmp_path / "fleet")
 
 
 # The door
@@ -113,7 +71,10 @@ def test_the_door_knows_nothing_but_what_nodes_call(fleet, tmp_path):
         assert call(fleet, "GET", "/v1/fleet/pull-messages", known)[0] == 404
         # A node's call goes on to SuperLink, which is not there: Flower tries again on 502.
         assert call(fleet, "POST", "/v1/fleet/pull-messages", known, b"x")[0] == 502
-        assert call(fleet, "POST", "/v1/fleet/pull-messages", {**known, "content-length": str(2**26)})[0] == 413
+        assert (
+            call(fleet, "POST", "/v1/fleet/pull-messages", {**proof(tmp_path / "key"), "content-length": str(2**26)})[0]
+            == 413
+        )
 
 
 def test_strangers_and_wrong_clocks_are_told_so(fleet, tmp_path):

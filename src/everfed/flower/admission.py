@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from everfed.arrays import Floats, Ints
@@ -64,16 +66,27 @@ class Terms:
 
     def _check_ration(self, offer: Offer) -> None:
         """No client works with more energy than has arrived, and a battery full of it at the start."""
-        started = np.broadcast_to(self.fleet.storage.start, len(self.fleet))[offer.client]
-        most = float(self.supply.harvested[offer.client] + started) * self.supply.slack
+        most = self._most(offer.client)
         total = self.units[offer.client] + self._price(offer)
         if total > most + 1e-6:
             raise RefusedError(f"its works would take {total:g} units of energy, and it can have {most:g} at most")
+
+    def _most(self, client: int) -> float:
+        """Units of energy that a client can have had so far."""
+        started = np.broadcast_to(self.fleet.storage.start, len(self.fleet))[client]
+        return float(self.supply.harvested[client] + started) * self.supply.slack
 
     def _price(self, offer: Offer) -> float:
         """What work takes at least."""
         radio = float(self.radio[offer.client])
         return (radio + (1.0 - radio) * offer.steps / self.local_steps) * self.supply.least
+
+    def possible(self, offer: Offer) -> int:
+        """Of the works that a client says it has begun, those for which there can have been energy."""
+        price = self._price(replace(offer, steps=self.least))
+        if not self.supply.rationed or not price:
+            return offer.planned
+        return min(offer.planned, int(self._most(offer.client) / price + 1e-6))
 
     def charge(self, offer: Offer) -> None:
         """Take note of the energy of work that has ended."""

@@ -36,6 +36,7 @@ from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.limits import RoundLimits
 from everfed.flower.mailbox import POLL_S, Mailbox
 from everfed.flower.norms import NormBound
+from everfed.flower.outliers import odd_losses
 from everfed.flower.own_data import told_of
 from everfed.flower.pulling import ENVELOPES, Reply
 from everfed.flower.received import Received
@@ -94,12 +95,13 @@ class ArrivalServer:
         self.codec = Codec(e.compression, setup.fleet.message_bits, e.seeds.batch)
         self.downlink = Downlink(e.downlink, differences)
         self.standing = Standing(len(setup.fleet), self.limits)
-        self.norms = NormBound(np.ones(len(setup.fleet)), self.limits.norm_factor)
+        self.norms = NormBound(np.ones(len(setup.fleet)), self.limits.norm_factor, self.codec.keep)
         self.ledger, self.folder = Ledger(setup.data.shares(), folder), folder
         self.scales, self.terms = policy_scales(setup), Terms(setup, self.roster, self.limits)
         self.run = secrets.randbits(62)
         self.counted, self.kept = (np.full(len(setup.fleet), NONE) for _ in range(2))  # slots, as in `Call`
         self.reports: dict[int, Books] = {}
+        self.losses: dict[int, float] = {}  # the latest of each client
         self.errands: dict[str, Errand] = {}  # by the message's number
         self.next_call: dict[int, int] = {}  # by node: the round in which to ask it
         self.nodes: list[int] = []
@@ -142,7 +144,7 @@ class ArrivalServer:
         """Without what is in flight: a restarted server asks for it again."""
         kept = {
             "counted": self.counted, "units": self.terms.units, "own": self.ledger.own, "run": np.array(self.run),
-            "norms": self.norms.latest, "standing": self.standing.state(),
+            "norms": self.norms.state(), "standing": self.standing.state(),
             "energy": books_table(self.reports, len(self.setup.fleet)),
         }  # fmt: skip
         return {f"protocol.{name}": torch.from_numpy(value.copy()) for name, value in kept.items()}
@@ -153,7 +155,7 @@ class ArrivalServer:
         )
         self.run = int(state["protocol.run"])
         if "protocol.norms" in state:  # earlier versions did not keep them
-            self.norms.latest = state["protocol.norms"].cpu().numpy().copy()
+            self.norms.restore(state["protocol.norms"].cpu().numpy())
             self.standing.restore(state["protocol.standing"].cpu().numpy())
             self.reports = books_of_table(state["protocol.energy"].cpu().numpy())
 
@@ -174,7 +176,10 @@ class ArrivalServer:
 
     def _close(self) -> None:
         self.entry.reachable = len(self.nodes)
-        for fate, clients in (("refused", self.entry.refused), ("lost", self.entry.lost)):
+        odd = odd_losses(list(self.losses), list(self.losses.values()))
+        self.entry.odd = {client: why for client, why in odd.items() if client in self.entry.done}
+        named = (("refused", self.entry.refused), ("lost", self.entry.lost), ("odd", self.entry.odd))
+        for fate, clients in named:
             for client, why in clients.items():
                 log.warning("round %d: the work of client %d is %s: %s", self.number, client, fate, why)
         self.ledger.add(self.entry)
@@ -281,7 +286,7 @@ class ArrivalServer:
             self._end(errand, why, self.entry.refused)
             return
         self.reports[offer.client] = offer.energy
-        self.ledger.hear(offer.client, offer.planned)
+        self.ledger.hear(offer.client, self.terms.possible(offer))
         if errand.offer is None:
             self.entry.query_s = max(self.entry.query_s, took)
             self.next_call[errand.node] = max(offer.again, self.number + 1)
@@ -316,7 +321,7 @@ class ArrivalServer:
         work = LoggedWork(client, offer.slot, offer.steps, piece.version, errand.began, self._now())
         try:
             delta, loss = self._read(reply, offer, sent)
-            self.norms.check_one(client, wire.norm(delta), wire.norm(sent))
+            part = self._bounded(client, wire.norm(delta), wire.norm(sent))
         except RefusedError as error:
             sentence = self.standing.wrong(errand.node, client, self.number)
             self.entry.refused[client] = f"{error}; {sentence}" if sentence else str(error)
@@ -326,11 +331,27 @@ class ArrivalServer:
             return
         self.entry.done.append(client)
         self.standing.right(client)
+        if part < 1.0:
+            delta = delta * np.float32(part)
+            self.entry.shortened[client] = part
         if self.journal:
-            self.journal.add(work)
+            self.journal.add(replace(work, part=part))
+        self.losses[client] = loss
         device = self.setup.device
         self.received.results[client] = torch.from_numpy(delta).to(device), torch.tensor(loss, device=device)
         yield work.works(), NOTHING, NOTHING
+
+    def _bounded(self, client: int, length: float, model_length: float) -> float:
+        """What an update is multiplied by, 1 or less; RefusedError if it is far too long."""
+        fate = self.norms.check(np.array([client]), np.array([length]), np.ones(1), model_length)[0]
+        if isinstance(fate, str):
+            raise RefusedError(fate)
+        if fate < 1.0:
+            log.warning(
+                "round %d: the update of client %d is shortened: its length is %.3g, above %g times the usual one",
+                self.number, client, length, self.limits.norm_factor,
+            )  # fmt: skip
+        return fate
 
     def _read(self, reply: Message, offer: Offer, sent: wire.Vector) -> tuple[wire.Vector, float]:
         """(the update in a reply, its loss), compressed as the experiment says, by the device or here."""

@@ -25,6 +25,11 @@ class Codec:
         self.how, self.bits, self.seed = how, bits, seed
         self.active = not isinstance(how, Whole)
 
+    @property
+    def keep(self) -> float:
+        """The part of its numbers that is sent of an update."""
+        return self.how.keep if isinstance(self.how, RandK) else 1.0
+
     def _bits(self, client: int) -> int:
         return int(self.how.choices()[0] if self.bits is None else self.bits[client])
 

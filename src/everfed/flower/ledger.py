@@ -32,6 +32,7 @@ class Entry:
     lost: dict[int, str] = field(default_factory=dict)  # said yes and vanished, with the reason
     refused: dict[int, str] = field(default_factory=dict)  # their update must not count
     shortened: dict[int, float] = field(default_factory=dict)  # done, but multiplied by this, being too long
+    odd: dict[int, str] = field(default_factory=dict)  # done, but what they say of themselves is far from the others'
     turned_away: dict[str, str] = field(default_factory=dict)  # nodes whose answer must not count
     failed: dict[str, str] = field(default_factory=dict)  # nodes that could not answer, with the reason
     silent: int = 0  # reachable, but no answer in time, or none that could be given
@@ -126,7 +127,7 @@ def read(folder: Path) -> list[Entry]:
             break
         if isinstance(found.get("absent"), list):  # of versions that did not say why
             found["absent"] = dict.fromkeys(found["absent"], "")
-        for key in ("lost", "refused", "absent", "shortened"):
+        for key in ("lost", "refused", "absent", "shortened", "odd"):
             found[key] = {int(client): why for client, why in found.get(key, {}).items()}
         entries.append(Entry(**found))
     return entries

@@ -29,6 +29,7 @@ from everfed.flower.ledger import Entry, Ledger
 from everfed.flower.limits import RoundLimits, check_two_phase
 from everfed.flower.mailbox import send_and_collect
 from everfed.flower.norms import NormBound
+from everfed.flower.outliers import odd_asking, odd_losses
 from everfed.flower.pulling import ENVELOPES, Reply, pull
 from everfed.flower.sleep import Sleepers
 from everfed.flower.standing import Standing
@@ -87,7 +88,7 @@ class RoundServer:
         self.roster, self.ledger = roster or Roster(), Ledger(shares, folder)
         check_two_phase(self.limits, policy.coordinated, self.downlink.differences)
         self.supply = Supply(fleet, policy, seed, self.limits.scale_slack, self.limits.check_energy)
-        self.norms = NormBound(self.supply.fair, self.limits.norm_factor)
+        self.norms = NormBound(self.supply.fair, self.limits.norm_factor, codec.keep if codec else 1.0)
         self.standing = Standing(len(fleet), self.limits)
         self.granted: list[set[int]] = [set() for _ in range(len(fleet))]
         self.energy: dict[int, Books] = {}
@@ -128,7 +129,7 @@ class RoundServer:
 
     def exchange(self, grid: Grid, messages: list[Message], kind: str, size: int = 0) -> dict[int, Reply]:
         """Send messages, and wait for each node's reply as long as this node is given. size: of a reply's model."""
-        limits = {m.metadata.dst_node_id: self._deadline(m.metadata.dst_node_id, kind) for m in messages}
+        limits = {m.metadata.dst_node_id: self.deadline(m.metadata.dst_node_id, kind) for m in messages}
         replies = send_and_collect(grid, messages, limits, ENVELOPES + 2 * size)
         for message in messages:
             node = message.metadata.dst_node_id
@@ -177,7 +178,7 @@ class RoundServer:
         found = {}
         for number, (node, kind) in self.unanswered.items():
             if any(not reply.failure() for reply in pull(grid, number, ENVELOPES)):
-                found[str(node)] = f"{self._named(node)}: its reply to '{kind}' came after the deadline"
+                found[str(node)] = f"{self.named(node)}: its reply to '{kind}' came after the deadline"
                 log.warning("%s", found[str(node)])
         self.unanswered = {}
         return found
@@ -201,9 +202,10 @@ class RoundServer:
                 entry.absent[client] = "it says no in a round in which it is due by the experiment's fleet"
                 self.ledger.due[client] += 1
         entry.asking_j = float(self.asking_j.sum())
-        for fate, clients in (("refused", entry.refused), ("lost", entry.lost)):
+        entry.odd = odd_asking(self.asking_j) | odd_losses([u.client for u in updates], [u.loss for u in updates])
+        for fate, clients in (("refused", entry.refused), ("lost", entry.lost), ("odd", entry.odd)):
             for client, why in clients.items():
-                log.warning("round %d: the update of client %d is %s: %s", entry.round, client, fate, why)
+                log.warning("round %d: what client %d sent is %s: %s", entry.round, client, fate, why)
         entry.joined = self.joining.hear(self.heard)
         self.ledger.add(entry)
         updates.sort(key=lambda update: update.client)
@@ -276,8 +278,8 @@ class RoundServer:
         entry.silent += 1
         why = reply.failure() if reply else None
         if why:
-            entry.failed[str(node)] = f"{self._named(node)}: {why}"
-            log.warning("round %d: no answer of %s: %s", entry.round, self._named(node), why)
+            entry.failed[str(node)] = f"{self.named(node)}: {why}"
+            log.warning("round %d: no answer of %s: %s", entry.round, self.named(node), why)
         if (client := self.roster.nodes.get(node)) is not None:
             entry.absent[client] = why or "no answer in time"
 
@@ -307,14 +309,13 @@ class RoundServer:
             known = self.roster.nodes.get(node)
             sentence = self.standing.wrong(node, known, entry.round) if strike else None
             why = f"{error}; {sentence}" if sentence else str(error)
-            entry.turned_away[str(node)] = f"{self._named(node)}: {why}"
-            log.warning("round %d: the answer of %s is ignored: %s", entry.round, self._named(node), why)
+            entry.turned_away[str(node)] = f"{self.named(node)}: {why}"
+            log.warning("round %d: the answer of %s is ignored: %s", entry.round, self.named(node), why)
             return None
         self.energy[answer.client] = answer.energy
         self.asking_j[answer.client] = answer.asking_j
-        self.sleepers.hear(
-            node, answer, self.supply.asleep_until(answer.client, answer.round, answer.simulated)
-        )  # fmt: skip
+        latest = self.supply.asleep_until(answer.client, answer.round, answer.simulated)
+        self.sleepers.hear(node, answer, latest)
         self.simulated[answer.client] = answer.simulated
         self.heard.add(answer.client)
         if answer.holds is not None:
@@ -322,7 +323,7 @@ class RoundServer:
         self.ledger.hear(answer.client, self.supply.possible(answer.client, answer.planned))
         return answer
 
-    def _named(self, node: int) -> str:
+    def named(self, node: int) -> str:
         client = self.roster.nodes.get(node)
         return f"node {node}" if client is None else f"client {client}"
 
@@ -349,9 +350,8 @@ class RoundServer:
             entry.refused[said.client] = entry.turned_away.pop(str(node))
             return None
         elif (answer.client, answer.scale) != (said.client, said.scale):
-            self._refuse(
-                node, said.client, entry, "its answer with the update is not the one it gave when it was asked"
-            )
+            why = "its answer with the update is not the one it gave when it was asked"
+            self._refuse(node, said.client, entry, why)
             return None
         elif not answer.join:
             entry.lost[said.client] = "it no longer had the energy when it was told to train"
@@ -381,12 +381,12 @@ class RoundServer:
         ask = Ask(round, self.back_to, granted, self.run).to_record()
         record = ConfigRecord({**ask, **self.sleepers.entries()})
         content = RecordDict({wire.RECORD: record, **records})
-        ttl = self._deadline(node, kind) * _GRACE
+        ttl = self.deadline(node, kind) * _GRACE
         return Message(content, node, self.asks_as if kind == QUERY else kind, ttl=ttl, group_id=str(round))
 
-    def _deadline(self, node: int, kind: str) -> float:
+    def deadline(self, node: int, kind: str) -> float:
         """Seconds that a node is given. The first question may take as long as the fleet has to connect."""
-        if kind == TRAIN:
+        if kind in (TRAIN, wire.EVALUATE):
             return self.standing.deadline(node, kind, self.limits.train_s)
         if not self.has_asked:
             return max(self.limits.query_s, self.limits.wait_s)

@@ -20,7 +20,7 @@ def saved(server: Any) -> dict[str, Tensor]:
         "protocol.level": torch.tensor(server.supply.level),
         "protocol.own": torch.tensor(server.ledger.own),
         "protocol.due": torch.tensor(server.ledger.due),
-        "protocol.norms": torch.tensor(server.norms.latest),
+        "protocol.norms": torch.tensor(server.norms.state()),
         "protocol.standing": torch.tensor(server.standing.state()),
         "protocol.energy": torch.tensor(books_table(server.energy, len(server.fleet))),
         "protocol.asking_j": torch.tensor(server.asking_j),
@@ -44,7 +44,7 @@ def restore(server: Any, state: Mapping[str, Tensor]) -> None:
     if "protocol.level" not in state:  # saved by a version that kept no more
         return
     server.ledger.due = state["protocol.due"].cpu().numpy().copy()
-    server.norms.latest = state["protocol.norms"].cpu().numpy().copy()
+    server.norms.restore(state["protocol.norms"].cpu().numpy())
     server.standing.restore(state["protocol.standing"].cpu().numpy())
     server.energy = books_of_table(state["protocol.energy"].cpu().numpy())
     server.asking_j = state["protocol.asking_j"].cpu().numpy().copy()

@@ -26,6 +26,7 @@ from everfed.errors import ClusterError, InputError
 from everfed.flower.certificates import CA_KEY, SERVER, SERVER_KEY, make_certificates
 from everfed.flower.device_check import split_address
 from everfed.flower.door import MOST_MIB, Door
+from everfed.flower.door_rules import Lingerers
 from everfed.flower.fleet_folder import FleetFolder
 from everfed.studies.signals import heeding
 
@@ -33,6 +34,9 @@ log = logging.getLogger("flwr.everfed")
 
 _LOOK_S = 0.5  # between two looks at certificates and SuperLink
 _START_S, _END_S = 120.0, 10.0
+_LINGER_S = 60.0  # that a connection may be open without a call
+_OPEN = 65536  # connections and files at once
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2; uvicorn's own are older ones
 
 
 def serve(fleet: FleetFolder, host: str = "0.0.0.0", most_mib: int = MOST_MIB) -> None:
@@ -90,11 +94,9 @@ def _end(number: int, frame: Any) -> NoReturn:
 async def _open(fleet: FleetFolder, door: Door, host: str, port: int, superlink: subprocess.Popen[bytes]) -> None:
     """The door, until SuperLink ends or a signal comes."""
     chain = fleet.certificates / SERVER, fleet.certificates / SERVER_KEY
-    config = uvicorn.Config(
-        door, host=host, port=port, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False,
-        timeout_keep_alive=60, timeout_graceful_shutdown=2, ssl_certfile=str(chain[0]), ssl_keyfile=str(chain[1]),
-    )  # fmt: skip
+    config = door_config(door, host, port, *chain)
     server = uvicorn.Server(config)
+    lingerers = Lingerers(_LINGER_S, _most_open() // 2)
 
     async def watch() -> None:
         stamp = _stamp(*chain)
@@ -102,6 +104,7 @@ async def _open(fleet: FleetFolder, door: Door, host: str, port: int, superlink:
             await asyncio.sleep(_LOOK_S)
             if superlink.poll() is not None:
                 server.should_exit = True
+            lingerers.end(server.server_state.connections)
             if (now := _stamp(*chain)) != stamp and (context := config.ssl) and reload_chain(context, *chain):
                 stamp = now
                 log.info("the server's certificate was exchanged")
@@ -112,6 +115,29 @@ async def _open(fleet: FleetFolder, door: Door, host: str, port: int, superlink:
         await server.serve()
     finally:
         watcher.cancel()
+        await door.client.aclose()
+
+
+def door_config(door: Door, host: str, port: int, certificate: Path, key: Path) -> uvicorn.Config:
+    """How the door listens. h11 and not httptools, which takes headers of any length."""
+    return uvicorn.Config(
+        door, host=host, port=port, http="h11", ws="none", lifespan="off", access_log=False, log_config=None,
+        server_header=False, timeout_keep_alive=int(_LINGER_S), timeout_graceful_shutdown=2,
+        ssl_certfile=str(certificate), ssl_keyfile=str(key), ssl_ciphers=_CIPHERS,
+    )  # fmt: skip
+
+
+def _most_open() -> int:
+    """How many connections and files this process may have open, once that is as many as it can be."""
+    if sys.platform == "win32":
+        return 4096
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN if most == resource.RLIM_INFINITY else min(most, _OPEN)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def reload_chain(live: ssl.SSLContext, certificate: Path, key: Path) -> bool:

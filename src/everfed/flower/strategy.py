@@ -7,7 +7,7 @@ by energy has to avoid. Here the server rules and optimisers of everfed decide.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Annotated
 
@@ -25,15 +25,14 @@ from everfed.energy.fleet import Fleet
 from everfed.errors import InputError
 from everfed.flower.codec import Codec
 from everfed.flower.downlink import Downlink
-from everfed.flower.evaluation import mean_metrics
+from everfed.flower.evaluation import mean_metrics, read_metrics
 from everfed.flower.identity import Roster
 from everfed.flower.joining import check_rule
 from everfed.flower.limits import RoundLimits
-from everfed.flower.mailbox import send_and_collect
 from everfed.flower.pulling import Reply
 from everfed.flower.round_server import Opened, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
-from everfed.flower.wire import ARRAYS, CONFIG, TRAIN, Shapes, as_record
+from everfed.flower.wire import ARRAYS, CONFIG, EVALUATE, TRAIN, Shapes, as_record
 from everfed.learning.compress import Compressor
 from everfed.learning.downlink import DOWNLINKS, as_sent
 from everfed.scheduling.policies import Policy
@@ -97,6 +96,7 @@ class EnergyStrategy(Strategy):
             check_rule(self.rule)
         self.opened: Opened | None = None
         self.shapes: Shapes = {}
+        self.evaluating: list[Message] = []
 
     def begin(self, arrays: ArrayRecord, rounds: int = 1) -> None:
         """Take a model as the start."""
@@ -121,9 +121,7 @@ class EnergyStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self.opened is not None
-        nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in self.opened.messages}
-        answered = ((m.metadata.reply_to_message_id, m) for m in replies)
-        return self._aggregate({nodes[number]: Reply(number, message) for number, message in answered})
+        return self._aggregate(_by_node(self.opened.messages, replies))
 
     def _aggregate(self, by_node: Mapping[int, Reply]) -> tuple[ArrayRecord, MetricRecord]:
         assert self.opened is not None
@@ -139,15 +137,35 @@ class EnergyStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Everybody who is connected, every `evaluate_every` rounds. To evaluate here, give `start` an evaluate_fn."""
+        """Everybody who is connected and not left out, every `evaluate_every` rounds.
+
+        To evaluate here, give `start` an evaluate_fn.
+        """
         if not self.evaluate_every or server_round % self.evaluate_every:
             return []
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config, "server-round": server_round})})
-        ttl, nodes = self.round_server.limits.train_s, self.round_server.roster.reachable(grid)
-        return [Message(content, node, "evaluate", ttl=ttl) for node in nodes]
+        server, number = self.round_server, server_round - 1
+        nodes = server.roster.reachable(grid)
+        free = [node for node in nodes if not server.standing.objection(node, server.roster.nodes.get(node), number)]
+        self.evaluating = [
+            Message(content, node, EVALUATE, ttl=server.deadline(node, EVALUATE), group_id=str(number)) for node in free
+        ]
+        return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return mean_metrics(replies)
+        return self._evaluated(server_round, _by_node(self.evaluating, replies))
+
+    def _evaluated(self, server_round: int, replies: Mapping[int, Reply]) -> MetricRecord | None:
+        """The fleet's metrics. Whoever says what makes no sense is left out by name, as with updates."""
+        server = self.round_server
+        said, wrong = read_metrics(replies, server.roster.nodes)
+        for node, why in wrong.items():
+            client = server.roster.nodes.get(node)
+            to_blame = client is not None and not replies[node].failure()
+            sentence = server.standing.wrong(node, client, server_round - 1) if to_blame else None
+            named = f"{why}; {sentence}" if sentence else why
+            log(WARNING, "the evaluation of %s is left out: %s", server.named(node), named)
+        return mean_metrics(said, self.shares)
 
     def summary(self) -> None:
         for name, value in self.round_server.ledger.summary().items():
@@ -175,10 +193,8 @@ class EnergyStrategy(Strategy):
             made, metrics = self._aggregate(replies)
             result.train_metrics_clientapp[number + 1] = metrics
             asked = list(self.configure_evaluate(number + 1, made, evaluate_config or ConfigRecord(), grid))
-            limits = dict.fromkeys((m.metadata.dst_node_id for m in asked), self.round_server.limits.train_s)
-            heard = send_and_collect(grid, asked, limits).values()
-            said = [reply.message for reply in heard if reply.message is not None]
-            if (seen := self.aggregate_evaluate(number + 1, said)) is not None:
+            heard = self.round_server.exchange(grid, asked, EVALUATE)
+            if (seen := self._evaluated(number + 1, heard)) is not None:
                 result.evaluate_metrics_clientapp[number + 1] = seen
             found = evaluate_fn(number + 1, made) if evaluate_fn else None
             if found is not None:
@@ -214,3 +230,14 @@ class EnergyStrategy(Strategy):
                 self.server.load_state_dict(state)
                 return found.round
         return 0
+
+
+def _by_node(asked: Iterable[Message], replies: Iterable[Message]) -> dict[int, Reply]:
+    """The first reply of each node that was asked, in a loop of Flower's; others are none."""
+    nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in asked}
+    found: dict[int, Reply] = {}
+    for message in replies:
+        number = message.metadata.reply_to_message_id
+        if number in nodes:
+            found.setdefault(nodes[number], Reply(number, message))
+    return found

@@ -21,7 +21,7 @@ from everfed.flower import payload
 
 RECORD = "everfed"
 QUERY = "query.everfed"  # "will you train in round r?"
-TRAIN = "train"
+TRAIN, EVALUATE = "train", "evaluate"
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
 NAME = 16  # letters of a model's name

@@ -31,6 +31,7 @@ class Piece:
     delta: Tensor | None = None  # once trained
     loss: float = 0.0
     finite: bool = True
+    part: float = 1.0  # what the update is multiplied by when it lands
 
 
 class Results(NamedTuple):
@@ -86,10 +87,14 @@ class Flight:
             np.array([piece.version for piece in landed]),
             np.array([piece.steps for piece in landed]),
             begun,
-            _rows([piece.delta for piece in landed if piece.delta is not None]),
+            _rows([_shortened(piece.delta, piece.part) for piece in landed if piece.delta is not None]),
             np.array([piece.loss for piece in landed]),
             np.array([piece.finite for piece in landed], np.bool_),
         )
+
+    def shorten(self, client: int, part: float) -> None:
+        """Multiply a client's update by this when it lands, as a server did that thought it too long."""
+        self.pieces[client].part = part
 
     def drop(self, client: int) -> Piece:
         """A client's work is in flight no longer."""
@@ -157,6 +162,10 @@ class Flight:
 
 
 _COLUMNS = 6
+
+
+def _shortened(delta: Tensor, part: float) -> Tensor:
+    return delta if part == 1.0 else delta * float(np.float32(part))
 
 
 def _rows(vectors: list[Tensor]) -> Tensor:

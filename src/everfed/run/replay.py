@@ -46,6 +46,7 @@ class LoggedWork:
     began: int  # the moment
     arrived: int  # alike; no two things happen at one moment
     added: bool = True  # False: it was refused and moved nothing, but the client did train
+    part: float = 1.0  # what the server multiplied the update by; below 1: it was too long
 
     def line(self) -> str:
         return json.dumps(asdict(self)) + "\n"
@@ -130,6 +131,7 @@ class Replayed:
                     )
                 yield NOTHING, work.works(), NOTHING
             elif work.added:
+                self.flight.shorten(work.client, work.part)
                 yield work.works(), NOTHING, NOTHING
             else:  # the client's optimiser has gone on all the same
                 self.flight.land(np.array([work.client]), self.flight.initial)
