@@ -125,6 +125,23 @@ class TestTheSunIsPvlibs:
         whole, parted = (yearly(OwnSite(*TOKYO[:2], weather=str(tmp_path / f"{n}.csv"))) for n in ("all", "ghi"))
         np.testing.assert_allclose(parted, whole, atol=1e-3)
 
+    @pytest.mark.parametrize("minutes", [-20, 20])
+    def test_a_clock_that_is_minutes_off_makes_no_light_and_loses_none(self, tmp_path, minutes):
+        """Near the horizon the model makes more direct light of it than the sun gives."""
+        columns, _ = clouded(*TOKYO)
+        names = ("ghi", "temp_air", "wind_speed")
+        write_table(tmp_path / "w.csv", columns, TOKYO, names)
+        moved = (tmp_path / "w.csv").read_text().replace(":00:00+", f":{minutes % 60:02}:00+")
+        (tmp_path / "moved.csv").write_text(moved)
+        site = OwnSite(*TOKYO[:2], weather=str(tmp_path / "moved.csv"))
+        sky = site.sky().columns
+        sun = pvlib.solarposition.get_solarposition(site.sky().moments(0.5), *TOKYO[:2])
+        height = np.maximum(np.cos(np.radians(sun["zenith"].to_numpy())), 0.0)
+        assert sky["dni"].max() < 1415.0  # above the air, with the sun at its nearest
+        assert np.abs(sky["dni"] * height + sky["dhi"] - columns["ghi"])[sun["zenith"] < 87.0].max() < 1e-6
+        whole = yearly(OwnSite(*TOKYO[:2], weather=str(tmp_path / "w.csv")))
+        assert yearly(site).sum() == pytest.approx(whole.sum(), rel=0.02)
+
     def test_panels_face_the_equator_unless_told(self):
         assert yearly(OwnSite(-33.4, -70.7, clear_sky=True)).sum() == pytest.approx(
             yearly(OwnSite(-33.4, -70.7, clear_sky=True, azimuth_deg=0.0)).sum()
@@ -218,7 +235,11 @@ def test_sites_that_make_no_sense_are_refused(given, words):
         ("time,ghi\n2025-01-01T00:00,1\n2025-01-01T01:00,1\n", {}, "no UTC offset.*give the site's utc_h"),
         ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,1\n", {"utc_h": 1.0}, "states the UTC offset"),
         ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T03:00Z,1\n", {}, "needed at least every hour"),
-        ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,9999\n", {}, "ghi is 9999 in hour 2"),
+        (
+            "time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,9999\n",
+            {},
+            r"ghi is 9999 at 2025-01-01 01:00 of its clock \(UTC\)",
+        ),
         ("time,ghi,dni\n2025-01-01T00:00Z,1,1\n2025-01-01T01:00Z,1,1\n", {}, "dni without dhi"),
         ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,\n", {}, "line 3: ghi is missing.*or say gaps"),
         ("seconds,ghi\n0,1\n3600,1\n", {}, "its times are no dates"),

@@ -23,9 +23,9 @@ BLOCK_DAYS = 5
 WINDOW_DAYS = 15
 
 
-def as_given(row: Floats, repeats: bool, rounds: int) -> Floats:
+def as_given(row: Floats, repeats: bool, rounds: int, begin: int = 0) -> Floats:
     """Joules of each round; a supply that does not repeat gives nothing after its end, as in `Profile`."""
-    at = np.arange(rounds)
+    at = np.arange(begin, begin + rounds)
     return np.where(repeats | (at < len(row)), row[at % len(row)], 0.0)
 
 

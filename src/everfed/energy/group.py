@@ -27,7 +27,7 @@ from everfed.energy.own import (
     Tilt,
 )  # fmt: skip
 from everfed.energy.solar import SITES, power_of
-from everfed.energy.supply import EXTENDS, Clock, Supply, check_whole_days, filled, length, recorded, sunlit
+from everfed.energy.supply import EXTENDS, Clock, Supply, check_whole_days, filled, length, other_day, recorded, sunlit
 from everfed.energy.trace import read_content, read_trace
 from everfed.energy.weather import Weather
 from everfed.errors import InputError
@@ -249,7 +249,8 @@ class DeviceGroup(Checked):
                 f"the sun at {self.site} ({weather.latitude:.4g}, {weather.longitude:.4g}) by "
                 f"{self.own.sites[self.site].told}, {length(series.duration_s)}{filled(series)}, repeated"
             )
-        return Supply(sunlit(series, clock, self.label), True, told, series.duration_s)
+        joules, day = sunlit(series, clock, self.label), other_day(series, clock, self.label)
+        return Supply(joules, True, told, series.duration_s, series.filled, day)
 
     def orientations(self, clock: Clock, label: str) -> list[Floats]:
         """The same joules for each of the orientations that the group's devices have; device i has the one of number
