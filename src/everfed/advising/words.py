@@ -180,6 +180,9 @@ def notes(groups: list[GroupAdvice], horizon: Horizon, target: Target, design: D
         )
     else:
         said.append("one year of weather is judged; --years 20 draws others.")
+    several = [label for label, s in zip(design.labels, design.supplies, strict=True) if s.period_s >= 730 * DAY_S]
+    if target.years and several:
+        said.append(f"{some(several)}: the first drawn years are the recorded ones, as they were.")
     if still:
         said.append(f"{some(still)}: too short a record to draw other years from.")
     large = [g for g in groups if g.simulated < g.count]

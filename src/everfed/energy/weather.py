@@ -52,6 +52,10 @@ class Weather:
     step_s: float = HOUR_S
     filled: float = 0.0
 
+    def distance(self, other: Weather) -> float:
+        """Degrees of latitude or longitude between two places, whichever is more."""
+        return max(abs(self.latitude - other.latitude), abs(self.longitude - other.longitude))
+
     def moments(self, after_h: float) -> Any:
         """The moment of every step that is so many hours after its start, as UTC times."""
         import pandas
