@@ -22,7 +22,7 @@ from everfed.advising.weather import as_given, resampled
 from everfed.advising.world import Query, World
 from everfed.cli.advice import show
 from everfed.cli.screen import Screen
-from everfed.energy.physical import DeviceFleet, DeviceGroup
+from everfed.energy.physical import DeviceFleet, DeviceGroup, OwnSite
 from everfed.report.advice_page import render
 from everfed.run import config
 from everfed.run.files import fleet_named
@@ -285,6 +285,66 @@ def test_a_promise_that_only_the_initial_charge_keeps_is_pointed_out(tmp_path):
     assert advice(DeviceFleet((fed,), 10_800.0, model_mb=0.0), rounds=480).groups[0].charge_days is None
 
 
+# Half a year of light, then half a year without; a round of 20 J is promised every day, which leaves nothing to chance.
+SEASONS = np.where(np.arange(365) < 182, 40.0, 0.0)
+
+
+def skipped_days(scale, battery_wh, leak_per_day, years):
+    """The days on which a battery, full at first, cannot pay for its round."""
+    full = battery = battery_wh * 3600.0
+    found = []
+    for day in range(365 * years):
+        battery = min(battery * (1.0 - leak_per_day) + scale * float(SEASONS[day % 365]), full)
+        if battery >= 20.0 - 1e-9:
+            battery -= 20.0
+        else:
+            found.append(day)
+    return np.array(found)
+
+
+def seasonal(folder, scale, battery_wh, leak_per_day):
+    trace = flat_power(folder / "p.csv", (SEASONS / 86_400.0).tolist(), 365)
+    changes = {"cycle": 1, "battery_wh": battery_wh, "leak_per_day": leak_per_day, "count": 1, "trace_scale": scale}
+    return DeviceFleet((DeviceGroup(trace=trace, **(PLAIN | changes)),), 86_400.0, model_mb=0.0)
+
+
+@pytest.mark.parametrize(("scale", "leak_per_day"), [(0.95, 0.0), (0.8, 0.0), (1.01, 0.0005)])
+def test_the_charge_lasts_through_leaks_and_seasons_as_long_as_told(tmp_path, scale, leak_per_day):
+    (g,) = advice(seasonal(tmp_path, scale, 4.0, leak_per_day), rounds=365, years=0).groups
+    assert (g.weight, g.starved) == (1.0, False)
+    skipped = skipped_days(scale, 4.0, leak_per_day, 30)
+    short = np.flatnonzero(np.bincount(skipped // 365) >= 4)[0]  # the first year with less than 0.99 of 365
+    assert short >= 2
+    assert g.charge_days == skipped[skipped >= 365 * short][3]
+
+
+def test_batteries_that_have_settled_are_not_said_to_live_off_their_charge(tmp_path):
+    """It begins full, on a day on which it is nearly empty in all later years."""
+    assert len(skipped_days(1.02, 2.0, 0.0, 30)) == 0
+    (g,) = advice(seasonal(tmp_path, 1.02, 2.0, 0.0), rounds=365, years=0).groups
+    assert (g.starved, g.charge_days) == (False, None)
+
+
+def test_no_size_is_advised_for_the_charge_that_it_begins_with(tmp_path):
+    """Sizes are the smallest that hold the target in each of ten years, by a battery of a few lines."""
+    for scale in (0.5, 1.1):
+        (g,) = advice(seasonal(tmp_path, scale, 0.1, 0.0005), rounds=365, years=0).groups
+        assert g.starved
+
+        def holds(panel, wh):
+            return np.bincount(skipped_days(panel, wh, 0.0005, 10) // 365, minlength=1).max() < 4
+
+        wanted = next((wh for wh in ladder(0.1) if holds(scale, wh)), None)
+        assert (g.sizes.battery and g.sizes.battery.battery_wh) == wanted
+        wanted = next((panel for panel in ladder(scale) if holds(panel, 0.1)), None)
+        assert (g.sizes.panel and g.sizes.panel.panel) == wanted
+        assert holds(g.sizes.pair.panel, g.sizes.pair.battery_wh)
+        if scale == 0.5:  # the supply pays for half of it, so that no battery helps for long, but this one for a year
+            assert g.sizes.battery is None
+            assert g.sizes.why["battery"] == "none from 0.03125 to 64 times the present holds the target for ten years"
+            assert len(skipped_days(scale, 4.0, 0.0005, 1)) == 0
+
+
 @pytest.mark.parametrize("cycle", [0, 8])
 @pytest.mark.parametrize("switched_off", [True, False])
 def test_a_group_that_harvests_nothing_is_looked_at_and_not_refused(tmp_path, cycle, switched_off):
@@ -300,6 +360,42 @@ def test_a_group_that_harvests_nothing_is_looked_at_and_not_refused(tmp_path, cy
     assert any(sentence.startswith("a cannot even idle") for sentence in found.verdict) == (not switched_off)
     assert found.to_dict() == json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert "a" in render(found)
+
+
+def test_devices_that_cannot_idle_are_counted_where_others_can(tmp_path):
+    trace = flat_power(tmp_path / "p.csv", [0.033] * 60)
+    awake = {"device": "phone", "switched_off": False, "step_s": 1e-3, "battery_wh": 0.1, "spread": 0.2, "count": 9}
+    spec = DeviceFleet((DeviceGroup(trace=trace, **(PLAIN | awake)),), 10_800.0, model_mb=0.0)
+    found = advice(spec, years=0)
+    supply = 0.033 * spec.groups[0].factors("a")[0]
+    short = int(np.count_nonzero(supply <= 0.03))
+    assert 0 < short < 9
+    assert found.verdict[1].startswith(
+        f"a: {short} of 9 devices cannot even idle on their supply, and all are looked at with a round a day. "
+        f"{power(supply.min())} reach the least supplied one on average after losses, and 30 mW are drawn asleep."
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "days", "skip", "changes", "said"),
+    [
+        ("2026-06-01", 30, (), {}, ["lasts 30 days and is repeated", "has its 06-01 where the fleet's"]),
+        ("2026-06-01", 365, (), {}, []),  # a year contains every day
+        ("2026-06-01", 365, (), {"zone": ""}, ["has its 06-01 where the fleet's clock has 01-01"]),
+        ("2024-01-01", 366, (), {}, []),
+        ("2025-01-01", 365, (50, 51, 99, 200), {"gaps": "hold", "longest_gap_h": 9.0}, ["0.14% of its record was"]),
+    ],
+)  # fmt: skip
+def test_what_a_record_does_not_know_is_noted(tmp_path, start, days, skip, changes, said):
+    zone, path = changes.pop("zone", "Z"), tmp_path / "p.csv"
+    times = np.datetime64(start) + np.arange(8 * days) * np.timedelta64(3, "h")
+    rows = [f"{t}{zone},0.02" for n, t in enumerate(times.astype("datetime64[s]")) if n not in skip]
+    path.write_text("\n".join(["time,power_w", *rows]) + "\n")
+    group = DeviceGroup(trace=str(path), **(PLAIN | {"cycle": 8} | changes))
+    found = advice(DeviceFleet((group,), 86_400.0, model_mb=0.0), rounds=365, years=0)
+    told = [note for note in found.notes if note.startswith("a: ")]
+    assert len(told) == len(said)
+    assert all(words in note for words, note in zip(said, told, strict=True))
 
 
 def test_a_battery_too_small_for_one_round_is_sized(tmp_path):
@@ -541,10 +637,40 @@ def test_groups_at_one_site_have_the_same_weather():
     assert np.array_equal(resampled(row, True, 8760, 3600.0, "here", 0), as_given(row, True, 8760))
 
 
-def test_years_of_a_long_trace_are_all_drawn_from():
-    row = np.repeat([1.0, 2.0, 3.0], 365)
-    drawn = resampled(row, True, 365, 86_400.0, "here", 1)
-    assert set(drawn) == {1.0, 2.0, 3.0}
+@pytest.mark.parametrize("repeats", [True, False])
+def test_recorded_years_come_as_they_were_and_then_redrawn_each_by_itself(repeats):
+    row = np.concatenate([number + np.arange(365) / 1000.0 for number in (1.0, 2.0, 3.0)])
+    for year in range(1, 10):
+        drawn, recorded = resampled(row, repeats, 365, 86_400.0, "here", year), (year - 1) % 3
+        same = np.array_equal(drawn, row[365 * recorded : 365 * (recorded + 1)])
+        assert same == (year <= 3)
+        # A block near its end may reach fifteen days into the next.
+        assert np.all(np.floor(drawn[15:-15]) == 1 + recorded)
+
+
+def test_a_group_is_judged_by_every_year_of_its_weather(tmp_path):
+    """Two years of light, and one with a dark half: of three years, two are enough."""
+    from test_own_sites import TOKYO, clouded, write_table
+
+    columns, _ = clouded(*TOKYO)
+    shade = np.where(np.arange(8760) < 4380, 1.0, 0.02)
+    dark = columns | {name: columns[name] * shade for name in ("ghi", "dni", "dhi")}
+    for name, year in (("a", columns), ("b", dark), ("c", columns)):
+        write_table(tmp_path / f"{name}.csv", year, TOKYO)
+    group = DeviceGroup(count=2, site="here", device="esp32", radio="none", panel_wp=0.05, battery_wh=0.05, cycle=1)
+    alone = []
+    for name in "abc":
+        sites = {"here": OwnSite(*TOKYO[:2], weather=str(tmp_path / f"{name}.csv"))}
+        alone.append(advice(DeviceFleet((group,), 86_400.0, sites=sites), rounds=365, years=0).groups[0].weight)
+    assert alone[1] < 0.7 < 0.99 < alone[0] == alone[2]
+    several = {"here": OwnSite(*TOKYO[:2], weather_years=[str(tmp_path / f"{name}.csv") for name in "abc"])}
+    spec = DeviceFleet((group,), 86_400.0, sites=several)
+    for sure, starved in ((0.6, False), (0.9, True)):
+        found = advice(spec, rounds=365, years=3, sure=sure)
+        (g,) = found.groups
+        assert g.years.weights == pytest.approx(alone, abs=1e-12)
+        assert (g.years.reached, g.starved) == (2, starved)
+    assert any("the first drawn years are the recorded ones" in note for note in found.notes)
 
 
 def test_a_trace_without_a_repetition_is_not_left():

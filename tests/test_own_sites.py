@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 
 from everfed.energy.physical import DeviceFleet, DeviceGroup, OwnSite
 from everfed.errors import EverfedWarning, InputError
+from everfed.run import config
+from everfed.run.experiment import Experiment
+from everfed.store import open_run, stored_rounds
 
 HOURS = 8760
 # (latitude, longitude, hours of the legal clock ahead of UTC)
@@ -125,6 +129,23 @@ class TestTheSunIsPvlibs:
         whole, parted = (yearly(OwnSite(*TOKYO[:2], weather=str(tmp_path / f"{n}.csv"))) for n in ("all", "ghi"))
         np.testing.assert_allclose(parted, whole, atol=1e-3)
 
+    @pytest.mark.parametrize("minutes", [-20, 20])
+    def test_a_clock_that_is_minutes_off_makes_no_light_and_loses_none(self, tmp_path, minutes):
+        """Near the horizon the model makes more direct light of it than the sun gives."""
+        columns, _ = clouded(*TOKYO)
+        names = ("ghi", "temp_air", "wind_speed")
+        write_table(tmp_path / "w.csv", columns, TOKYO, names)
+        moved = (tmp_path / "w.csv").read_text().replace(":00:00+", f":{minutes % 60:02}:00+")
+        (tmp_path / "moved.csv").write_text(moved)
+        site = OwnSite(*TOKYO[:2], weather=str(tmp_path / "moved.csv"))
+        sky = site.skies()[0].columns
+        sun = pvlib.solarposition.get_solarposition(site.skies()[0].moments(0.5), *TOKYO[:2])
+        height = np.maximum(np.cos(np.radians(sun["zenith"].to_numpy())), 0.0)
+        assert sky["dni"].max() < 1415.0  # above the air, with the sun at its nearest
+        assert np.abs(sky["dni"] * height + sky["dhi"] - columns["ghi"])[sun["zenith"] < 87.0].max() < 1e-6
+        whole = yearly(OwnSite(*TOKYO[:2], weather=str(tmp_path / "w.csv")))
+        assert yearly(site).sum() == pytest.approx(whole.sum(), rel=0.02)
+
     def test_panels_face_the_equator_unless_told(self):
         assert yearly(OwnSite(-33.4, -70.7, clear_sky=True)).sum() == pytest.approx(
             yearly(OwnSite(-33.4, -70.7, clear_sky=True, azimuth_deg=0.0)).sum()
@@ -218,7 +239,11 @@ def test_sites_that_make_no_sense_are_refused(given, words):
         ("time,ghi\n2025-01-01T00:00,1\n2025-01-01T01:00,1\n", {}, "no UTC offset.*give the site's utc_h"),
         ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,1\n", {"utc_h": 1.0}, "states the UTC offset"),
         ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T03:00Z,1\n", {}, "needed at least every hour"),
-        ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,9999\n", {}, "ghi is 9999 in hour 2"),
+        (
+            "time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,9999\n",
+            {},
+            r"ghi is 9999 at 2025-01-01 01:00 of its clock \(UTC\)",
+        ),
         ("time,ghi,dni\n2025-01-01T00:00Z,1,1\n2025-01-01T01:00Z,1,1\n", {}, "dni without dhi"),
         ("time,ghi\n2025-01-01T00:00Z,1\n2025-01-01T01:00Z,\n", {}, "line 3: ghi is missing.*or say gaps"),
         ("seconds,ghi\n0,1\n3600,1\n", {}, "its times are no dates"),
@@ -238,3 +263,95 @@ def test_weather_of_another_place_is_refused(tmp_path):
         yearly(OwnSite(47.0, -80.3, weather=str(tmp_path / "miami.tm2")))
     bundled = DeviceFleet((DeviceGroup(count=1, site="miami", panel_wp=1.0),)).supplies()[0].joules / 3600.0
     np.testing.assert_array_equal(yearly(OwnSite(weather=str(tmp_path / "miami.tm2"))), bundled)
+
+
+class TestYears:
+    """Several files are several years, one after the other."""
+
+    def write(self, folder, name, year, scale=1.0, months=0, place=TOKYO):
+        """A calendar year of hours of that year, with its 29 February, from so many months on."""
+        when = pd.date_range(f"{year}-{1 + months:02}-01", f"{year + 1}-{1 + months:02}-01", freq="h", inclusive="left")
+        lines = ["time,ghi"]
+        light = scale * 500.0 * np.maximum(np.sin((when.hour - 6) / 12 * np.pi), 0.0)
+        lines += [f"{t:%Y-%m-%dT%H:%M}+09:00,{value:.4f}" for t, value in zip(when, light, strict=True)]
+        path = folder / name
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    def test_follow_one_another_without_29_february(self, tmp_path):
+        light = {2023: 1.0, 2024: 0.5, 2019: 0.8}
+        paths = [self.write(tmp_path, f"{year}.csv", year, scale) for year, scale in light.items()]
+        years = [yearly(OwnSite(*TOKYO[:2], weather=path)) for path in paths]
+        leap = (31 + 28) * 24
+        years[1] = np.delete(years[1], np.s_[leap : leap + 24])  # its rounds begin at midnight of UTC
+        found = fleet(OwnSite(*TOKYO[:2], weather_years=paths))
+        (supply,) = found.supplies()
+        assert supply.period_s == 3 * 365 * 86_400
+        assert supply.begins == ""
+        assert "3 years (2023.csv, 2024.csv, 2019.csv), 1095 days" in supply.told
+        # Round 0 is nine hours into the first year, and what was before it comes last.
+        whole = np.roll(supply.joules, 9) / 3600.0
+        for number, year in enumerate(years):
+            mine, alone = whole[8760 * number : 8760 * (number + 1)], np.roll(year, 9)
+            np.testing.assert_allclose(mine, alone, atol=1e-9)
+
+    def test_begin_on_the_day_of_the_fleet(self, tmp_path):
+        paths = [self.write(tmp_path, f"{year}.csv", year, year / 2024.0) for year in (2024, 2023)]
+        site = OwnSite(*TOKYO[:2], weather_years=paths)
+        winter = replace(fleet(site), utc_h=9.0)
+        summer = replace(winter, start_day="06-01")
+        np.testing.assert_array_equal(summer.supplies()[0].joules, np.roll(winter.supplies()[0].joules, -151 * 24))
+
+    def test_are_copied_into_run_folders_and_tied_by_their_hashes(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        paths = [self.write(tmp_path / "data", f"{year}.csv", year) for year in (2023, 2024)]
+        text = "round_s = 43200\n[sites.here]\nlatitude = 35.7\nlongitude = 139.7\n"
+        text += 'weather_years = ["2023.csv", "2024.csv"]\n'
+        text += '[[groups]]\ncount = 2\nsite = "here"\ndevice = "esp32"\nradio = "none"\n'
+        (tmp_path / "data" / "fleet.toml").write_text(text)
+        spec = config.from_dict(config.read(tmp_path / "data" / "fleet.toml")).fleet
+        assert list(spec.sites["here"].weather_years) == paths
+        experiment = Experiment(fleet=spec, rounds=2, local_steps=1, eval_every=2, device="cpu")
+        before = experiment.make_fleet().arrivals.harvest(1, 0).tolist()
+        list(stored_rounds(experiment, tmp_path / "run"))
+        shutil.rmtree(tmp_path / "data")
+        shutil.move(tmp_path / "run", tmp_path / "moved")
+        run = open_run(tmp_path / "moved")
+        assert run.experiment.make_fleet().arrivals.harvest(1, 0).tolist() == before
+        (copy,) = (tmp_path / "moved" / "traces").rglob("2024.csv")
+        copy.write_text(copy.read_text().replace(",0.0", ",1.0"))
+        with pytest.raises(InputError, match=r"the weather file .*2024.csv has changed"):
+            run.experiment.make_fleet()
+
+    @pytest.mark.parametrize(
+        ("second", "words"),
+        [
+            ({"year": 2024, "months": 6}, "a year that begins on 06-30 15:00, and .*2023.csv 12-31 15:00"),
+            ({"cut": 24}, "364 days without 29 February; each of several files of weather is one year"),
+            ({"tmy": "12839.tm2"}, "is the weather at 25.8, -80.2.*give years of one place"),
+        ],
+    )
+    def test_that_do_not_fit_together_are_refused(self, tmp_path, second, words):
+        place = TOKYO[:2]
+        first = self.write(tmp_path, "2023.csv", 2023)
+        if "tmy" in second:
+            data = Path(pvlib.__file__).parent / "data"
+            other, first, place = str(data / second["tmy"]), str(data / "723170TYA.CSV"), ()
+        else:
+            other = self.write(tmp_path, "other.csv", second.get("year", 2022), months=second.get("months", 0))
+            lines = Path(other).read_text().splitlines()
+            Path(other).write_text("\n".join(lines[: len(lines) - second.get("cut", 0)]) + "\n")
+        with pytest.raises(InputError, match=f"sites.here: .*{words}"):
+            fleet(OwnSite(*place, weather_years=[first, other])).supplies()
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"weather_years": ["a.csv"]}, "has one file; give at least two"),
+            ({"weather_years": ["a.csv", "b.csv"], "weather": "c.csv"}, "weather_years and weather are both given"),
+            ({"weather_years": ["a.csv", "b.csv"], "clear_sky": True}, "weather_years and clear_sky are both given"),
+        ],
+    )
+    def test_are_at_least_two_files_and_nothing_else(self, given, words):
+        with pytest.raises(InputError, match=words):
+            OwnSite(35.7, 139.7, **given)

@@ -22,6 +22,7 @@ from everfed.advising.advice import (
     Target,
     Years,
 )  # fmt: skip
+from everfed.advising.charge import charge_rounds
 from everfed.advising.choices import changes, within
 from everfed.advising.dates import YEAR_DAYS, Calendar
 from everfed.advising.design import Design, read
@@ -121,7 +122,7 @@ def advise(
         horizon,
         target,
         prices,
-        verdict(groups, ranked, chosen, target, prices, horizon),
+        verdict(groups, ranked, chosen, target, prices, horizon, [design.unable(g) for g in range(len(groups))]),
         groups,
         ranked,
         chosen,
@@ -236,13 +237,18 @@ def _group(
     per_day = DAY_S / calendar.round_s
     causes = [name for name, share in book.skipped.items() if share > 0.0]
     dead = design.dead(number)
+    starved = not reaches(weights, target.weight, target.needed) if judged else None
+    charge_days = None
+    if starved is False and not (dead and book.first_dry is not None):
+        until = charge_rounds(world, number, book, target.weight)
+        charge_days = None if until is None else until * calendar.days(1)
     return GroupAdvice(
         name=design.labels[number],
         count=g.count,
         simulated=crowd.simulated,
         seeds=crowd.copies,
         site=world.site(number),
-        source=design.sources[number],
+        source=design.supplies[number].told,
         panel=g.gain,
         panel_unit="x" if g.trace else "Wp",
         battery_wh=g.battery_wh,
@@ -252,7 +258,7 @@ def _group(
         rounds_per_day=book.participations / crowd.simulated / crowd.copies / calendar.days(world.rounds),
         weight=book.weight,
         lowest_weight=book.lowest_weight,
-        starved=not reaches(weights, target.weight, target.needed) if judged else None,
+        starved=starved,
         years=Years([finite(w) for w in weights[1:].tolist()], reached, low),
         slots=book.slots,
         participations=book.participations,
@@ -260,24 +266,13 @@ def _group(
         main_cause=max(causes, key=lambda name: book.skipped[name]) if causes else None,
         dead_since=book.first_dry if dead else None,
         dry_h=book.dry_h,
-        charge_days=_charge_days(design, number, book, target, calendar) if judged else None,
+        charge_days=charge_days,
         flows_j=book.flows,
         months=book.months,
         worst_week=book.week,
         sizes=sizes,
         model=_model(design, number),
     )
-
-
-def _charge_days(design: Design, number: int, book: Ledger, target: Target, calendar: Calendar) -> float | None:
-    """Days until the charge of a device that its supply does not keep is used up, at its mean supply."""
-    net, cycles = design.net[book.device], design.fleet.cycles()[book.device]
-    lasting = float(np.clip(net * cycles, 0.0, 1.0).mean())  # the weight that supplies alone would pay for
-    drawn = 1.0 / cycles - net
-    short = (net <= 0.0) if lasting >= target.weight else drawn > 0.0
-    if not np.any(short) or (book.first_dry is not None and design.dead(number)):
-        return None
-    return calendar.days(len(book.paid)) + calendar.days(1) * float((book.charge[short] / drawn[short]).min())
 
 
 def _model(design: Design, number: int) -> Model:

@@ -42,7 +42,7 @@ class Cells:
         """The same with so many times the panel and the battery."""
         return replace(self, gain=self.gain * panel, capacity=self.capacity * battery, start=self.start * battery)
 
-    def part(self, which: slice) -> Cells:
+    def part(self, which: slice | Ints) -> Cells:
         return Cells(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     @staticmethod
@@ -52,18 +52,22 @@ class Cells:
         return Cells(*(np.concatenate([getattr(p, name) for p in parts]) for name in Cells.__dataclass_fields__))
 
 
-def slots(cycles: Ints, ids: Ints, seeds: Ints, rounds: int) -> Bools:
-    """[rounds, n] whether a round is the one that Algorithm 1 drew in its window, as in `UniformWindow`."""
+def slots(cycles: Ints, ids: Ints, seeds: Ints, rounds: int, begin: int = 0) -> Bools:
+    """[rounds, n] whether a round is the one that Algorithm 1 drew in its window, as in `UniformWindow`.
+
+    begin: the first of these rounds.
+    """
     due = np.zeros((rounds, len(cycles)), np.bool_)
-    windows = -(-rounds // cycles)
+    passed = begin // cycles
+    windows = -(-(begin + rounds) // cycles) - passed
     for first in _batches(windows):
         many = windows[first]
         cell = np.repeat(np.arange(first.start, first.start + len(many)), many)
-        window = np.arange(len(cell)) - np.repeat(np.cumsum(many) - many, many)
+        window = np.arange(len(cell)) - np.repeat(np.cumsum(many) - many, many) + passed[cell]
         cycle = cycles[cell]
         drawn = random.below(cycle, seeds[cell].astype(np.uint64), random.Purpose.SLOT, ids[cell], window)
-        at = window * cycle + drawn
-        inside = at < rounds
+        at = window * cycle + drawn - begin
+        inside = (at >= 0) & (at < rounds)
         due[at[inside], cell[inside]] = True
     return due
 
@@ -95,10 +99,10 @@ class Costs(NamedTuple):
     begins: Ints  # [rounds + 1] where each round's slots begin
 
 
-def costs(due: Bools, ids: Ints, seeds: Ints, spread: float) -> Costs:
-    """As in `Schedule`: the sum of four uniform numbers, scaled to this deviation."""
+def costs(due: Bools, ids: Ints, seeds: Ints, spread: float, begin: int = 0) -> Costs:
+    """As in `Schedule`: the sum of four uniform numbers, scaled to this deviation. begin: the first of these rounds."""
     round_of, cell = np.nonzero(due)
-    words = random.words(seeds[cell].astype(np.uint64), random.Purpose.COST, ids[cell], round_of)
+    words = random.words(seeds[cell].astype(np.uint64), random.Purpose.COST, ids[cell], begin + round_of)
     bell = words.astype(np.float64).sum(axis=0) / 2.0**32 - 2.0
     begins = np.searchsorted(round_of, np.arange(len(due) + 1))
     return Costs(np.maximum(1.0 + spread * np.sqrt(3.0) * bell, 0.0), begins)
@@ -116,8 +120,16 @@ def participations(cells: Cells, table: Floats, due: Bools, cost: Costs | None =
     if cost is not None:
         paid: Ints = (_with_costs(cells, table, due, cost, levels=False).outcome == PAID).sum(axis=0)
         return paid
-    joins = [_run(cells.part(part), table, due[:, part]) for part in _parts(cells)]
-    return np.concatenate(joins).astype(np.int64)
+    return once(cells, table, due)[0]
+
+
+def once(cells: Cells, table: Floats, due: Bools, cost: Costs | None = None) -> tuple[Ints, Floats]:
+    """[n] slots that were paid, and [n] the levels at the end."""
+    if cost is not None:
+        path = _with_costs(cells, table, due, cost, levels=True)
+        return (path.outcome == PAID).sum(axis=0), path.levels[-1]
+    found = [_run(cells.part(part), table, due[:, part]) for part in _parts(cells)]
+    return np.concatenate([joins for joins, _ in found]).astype(np.int64), np.concatenate([end for _, end in found])
 
 
 def trail(cells: Cells, table: Floats, due: Bools, cost: Costs | None = None, levels: bool = True) -> Trail:
@@ -135,8 +147,10 @@ def _parts(cells: Cells) -> list[slice]:
     return [slice(first, first + TOGETHER) for first in range(0, len(cells), TOGETHER)]
 
 
-def _run(cells: Cells, table: Floats, due: Bools, paid: Bools | None = None, levels: Floats | None = None) -> Floats:
-    """The inner loop: [n] slots that were paid. Every operation writes into an array that is there already.
+def _run(
+    cells: Cells, table: Floats, due: Bools, paid: Bools | None = None, levels: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """The inner loop: [n] slots that were paid and levels. Every operation writes into an array that is there already.
 
     paid, levels: where to write them round by round.
     """
@@ -161,7 +175,7 @@ def _run(cells: Cells, table: Floats, due: Bools, paid: Bools | None = None, lev
             paid[r] = pays
         if levels is not None:
             levels[r] = level
-    return joins
+    return joins, level
 
 
 def _with_costs(cells: Cells, table: Floats, due: Bools, cost: Costs, levels: bool) -> Trail:

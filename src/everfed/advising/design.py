@@ -18,7 +18,7 @@ from everfed.energy.fleet import Fleet
 from everfed.energy.group import DeviceGroup
 from everfed.energy.physical import DeviceFleet, Encoding
 from everfed.energy.profile import Profile
-from everfed.energy.supply import DAY_S
+from everfed.energy.supply import DAY_S, Supply
 from everfed.errors import InputError
 
 _LARGER = 2.0**40  # a battery that holds any round; a power of two, so that scaling back is exact
@@ -64,9 +64,15 @@ class Design:
         return np.broadcast_to(np.asarray(getattr(self.fleet.storage, name), np.float64), len(self.fleet))
 
     @cached_property
-    def sources(self) -> list[str]:
-        """Where each group's energy comes from, in words."""
-        return [supply.told for supply in self.spec.supplies()]
+    def supplies(self) -> list[Supply]:
+        """What one watt-peak, or the trace, gives each group."""
+        return self.spec.supplies()
+
+    def unable(self, group: int) -> tuple[int, float]:
+        """How many of a group's devices cannot idle on their mean supply; what reaches the least supplied one, W."""
+        mine, g = self.members(group), self.spec.groups[group]
+        joules = (self.profile.mean * self.of_storage("charging") * self.unit_j)[mine] * g.discharging
+        return int(np.count_nonzero(self.net[mine] <= 0.0)), float(joules.min()) / self.spec.round_s
 
     @cached_property
     def net(self) -> Floats:

@@ -13,6 +13,7 @@ from everfed.advising.sizing import (
     Search,
     ladder,
     longer_cycles,
+    must_last,
     smallest,
     together,
     years_reached,
@@ -139,10 +140,11 @@ class _Finder:
         self, g: int, panel: float | None, wh: float | None, pair: tuple[float, float] | None, cycle: float | None
     ) -> Sizes:
         s = self.scales[g]
-        why = {}
+        why, for_long = {}, " holds the target for ten years" if must_last(self.world) else ""
         for name, found in (("panel", panel), ("battery", wh), ("pair", pair), ("cycle", cycle)):
             if found is None:
-                why[name] = f"none from {LEAST if name in ('panel', 'battery') else 1:g} to {MOST:g} times the present"
+                least = LEAST if name in ("panel", "battery") else 1
+                why[name] = f"none from {least:g} to {MOST:g} times the present{for_long}"
         return Sizes(
             None if panel is None else self.size(g, panel, s.battery_wh),
             None if wh is None else self.size(g, s.panel, wh),

@@ -11,6 +11,12 @@ from the first to the second; one that only the smaller can pay leads back. So b
 Where a round's cost is random (cost_spread), a larger design may try, fail and lose what a smaller one would have kept:
 there the smallest size is sought from the top, so that all larger ones hold the target too.
 
+A larger battery also begins with more, so that it might reach the target by its first charge alone, and starve when
+that is used up. Over a year or more, a size must therefore also hold the target in each of the nine years that follow,
+if the supply as given comes again and again (`World.again`). Over a shorter time the charge may be meant for it. The
+argument above is about all trainings since the start; those of a later year alone may differ by one slot of a device
+between two sizes.
+
 A search is a generator that yields designs and is sent whether each reaches the target; `together` answers those of all
 groups at once.
 """
@@ -23,8 +29,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from everfed.advising.dates import YEAR_DAYS
 from everfed.advising.world import Query, World
 from everfed.arrays import Floats
+from everfed.energy.supply import DAY_S
 
 STEPS = 100  # of the ladder, per decade
 LEAST, MOST = 1.0 / 32.0, 64.0
@@ -153,6 +161,18 @@ class Pair:
         return None
 
 
+def must_last(world: World) -> bool:
+    """Whether sizes are judged beyond the horizon: it is a year or more, and not a time that a charge may bridge."""
+    return world.rounds * world.design.spec.round_s >= (YEAR_DAYS - 1) * DAY_S
+
+
+def lasts(world: World, queries: Sequence[Query], target: float) -> list[bool]:
+    """Whether each holds the target beyond the horizon."""
+    if not must_last(world):
+        return [True] * len(queries)
+    return [weight >= target - 1e-12 for weight in world.again(queries)]
+
+
 def together(searches: dict[int, Search], world: World, target: float, needed: int) -> dict[int, int | None]:
     """Run the searches of several groups side by side; the result of each."""
     results: dict[int, int | None] = {}
@@ -169,7 +189,9 @@ def together(searches: dict[int, Search], world: World, target: float, needed: i
         advance(group, None)
     while waiting:
         asked = dict(waiting)
-        weights = iter(world.weights([query for queries in asked.values() for query in queries]))
+        tried = [query for queries in asked.values() for query in queries]
+        held = [q for q, weights in zip(tried, world.weights(tried), strict=True) if reaches(weights, target, needed)]
+        good = {q for q, lasting in zip(held, lasts(world, held, target), strict=True) if lasting}
         for group, queries in asked.items():
-            advance(group, [reaches(next(weights), target, needed) for _ in queries])
+            advance(group, [query in good for query in queries])
     return results

@@ -1,8 +1,11 @@
 """Years that might have been: days of a supply drawn anew, so that a design is judged by more than one winter.
 
 A year is made of blocks of five days, so that spells of bad weather stay together. Each block is copied from a place in
-the supply at most fifteen days earlier or later in the calendar, drawn evenly; of a supply of several years, from any
-of them. All groups at one site get the same draws.
+the supply at most fifteen days earlier or later in the calendar, drawn evenly. All groups at one site get the same
+draws.
+
+Of a supply of several years the first drawn years are those years as they were; the others are made of the blocks of
+one of them each, in turn. Blocks of different years in one would make all years alike.
 
 A typical year has typical months: what it leaves out, such as a winter darker than all that its makers saw, no drawing
 brings back. Years differ less here than in the open.
@@ -23,9 +26,9 @@ BLOCK_DAYS = 5
 WINDOW_DAYS = 15
 
 
-def as_given(row: Floats, repeats: bool, rounds: int) -> Floats:
+def as_given(row: Floats, repeats: bool, rounds: int, begin: int = 0) -> Floats:
     """Joules of each round; a supply that does not repeat gives nothing after its end, as in `Profile`."""
-    at = np.arange(rounds)
+    at = np.arange(begin, begin + rounds)
     return np.where(repeats | (at < len(row)), row[at % len(row)], 0.0)
 
 
@@ -44,7 +47,9 @@ def _places(row: Floats, repeats: bool, rounds: int, round_s: float, site: str, 
     stream = zlib.crc32(site.encode())
     days = below(2 * WINDOW_DAYS + 1, year, Purpose.WEATHER, stream, 2 * blocks) - WINDOW_DAYS
     known_years = max(1, int(length / per_day / YEAR_DAYS + 1e-9))
-    days = days + YEAR_DAYS * below(known_years, year, Purpose.WEATHER, stream, 2 * blocks + 1)
+    if known_years > 1 and year <= known_years:
+        days = np.zeros_like(days)
+    days = days + YEAR_DAYS * ((year - 1) % known_years)
     starts = np.rint(blocks * block_days * per_day).astype(np.int64)
     # The time of day stays, to half a round where rounds do not divide a day.
     moved = np.rint(days * per_day).astype(np.int64)

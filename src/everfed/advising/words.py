@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from everfed.advising.advice import Change, GroupAdvice, Horizon, Prices, Size, Target
 from everfed.advising.dates import FIRST_YEAR, YEAR_DAYS, Calendar, day_and_month
-from everfed.advising.design import Design
-from everfed.energy.supply import DAY_S
+from everfed.advising.design import Design, once_a_day
+from everfed.energy.supply import DAY_S, length
 from everfed.errors import counted, some
 from everfed.units import power
 
 _MOST_NAMED = 4
+SEASONAL_DAYS = 350  # a record that is as long knows all seasons
 
 
 def verdict(
     groups: list[GroupAdvice], ranked: list[Change], chosen: list[Change], target: Target, prices: Prices,
-    horizon: Horizon,
+    horizon: Horizon, unable: list[tuple[int, float]],
 ) -> list[str]:  # fmt: skip
+    """unable: of every group, as `Design.unable` says it."""
     starved = sorted((g for g in groups if g.starved), key=lambda g: g.weight or 0.0)
     said = [_who(groups, starved, target)]
-    for g in groups:
+    for g, (devices, least_w) in zip(groups, unable, strict=True):
         if g.dead_since or (g.charge_days is not None and not g.starved):
-            said.append(_unkept(g, horizon))
+            said.append(_unkept(g, horizon, devices, least_w))
     said += [_seldom(g, horizon) for g in groups if g.weight is None or 1.0 / g.promised_per_day > horizon.days]
     if not starved:
         return said
@@ -94,22 +96,34 @@ def _seldom(g: GroupAdvice, horizon: Horizon) -> str:
     return f"{g.name} hardly trains: one round in {days:,.0f} days is all that its mean supply pays for."
 
 
-def _unkept(g: GroupAdvice, horizon: Horizon) -> str:
-    """Of a group whose supply does not keep it: it died, or lives off what it began with."""
+def _unkept(g: GroupAdvice, horizon: Horizon, unable: int, least_w: float) -> str:
+    """Of a group whose supply does not keep it: it died, or lives off what it began with.
+
+    unable: devices that cannot idle. least_w: what reaches the least supplied one on average.
+    """
     hours = horizon.rounds * horizon.round_s / 3600.0
     asleep = g.model.standby_j * g.model.discharging / horizon.round_s
     offered = g.flows_j.harvested / g.count / hours / 3600.0 * g.model.charging * g.model.discharging
     arrive = f"{power(offered)} arrive on average after losses, and"
+    if g.dead_since and unable < g.count:
+        cycle = "" if g.model.set_cycle != once_a_day(horizon.round_s) else ", and all are looked at with a round a day"
+        return (
+            f"{g.name}: {unable} of {g.count} devices cannot even idle on their supply{cycle}. {power(least_w)} reach "
+            f"the least supplied one on average after losses, and {power(asleep)} are drawn asleep. The first runs "
+            f"dry on {day_and_month(g.dead_since)}; batteries are empty for {g.dry_h / hours:.0%} of the time, the "
+            "mean over all."
+        )
     if g.dead_since:
         return (
             f"{g.name} cannot even idle on its supply: {arrive} {power(asleep)} are drawn asleep. Its batteries first "
             f"run dry on {day_and_month(g.dead_since)}, and are empty for {g.dry_h / hours:.0%} of the time."
         )
     promised = asleep + g.model.unit_j * g.model.discharging * g.promised_per_day / DAY_S
+    whose = "The charge of its first device" if unable else "Its charge"
     return (
         f"{g.name} lives off its initial charge: {arrive} {power(asleep)} are drawn asleep, {power(promised)} with the "
-        f"promised rounds. The charge of its first device lasts {_until(g.charge_days or 0.0, horizon)}; then it "
-        "starves, which this horizon does not show."
+        f"promised rounds. {whose} lasts {_until(g.charge_days or 0.0, horizon)}; then it starves, which this horizon "
+        "does not show."
     )
 
 
@@ -156,6 +170,9 @@ def notes(groups: list[GroupAdvice], horizon: Horizon, target: Target, design: D
             f"the horizon covers {horizon.days:.4g} days, {from_} to {to}, and not whole years: seasons outside it "
             "are not judged."
         )
+        if horizon.days < YEAR_DAYS - 1:
+            said.append("sizes are for this horizon alone: a larger battery may reach the target by its first charge.")
+    said += _records(design)
     if target.years:
         said.append(
             "drawn years are made of the days of the supply itself, in blocks of 5 days from within 15 days of the "
@@ -163,6 +180,9 @@ def notes(groups: list[GroupAdvice], horizon: Horizon, target: Target, design: D
         )
     else:
         said.append("one year of weather is judged; --years 20 draws others.")
+    several = [label for label, s in zip(design.labels, design.supplies, strict=True) if s.period_s >= 730 * DAY_S]
+    if target.years and several:
+        said.append(f"{some(several)}: the first drawn years are the recorded ones, as they were.")
     if still:
         said.append(f"{some(still)}: too short a record to draw other years from.")
     large = [g for g in groups if g.simulated < g.count]
@@ -182,4 +202,24 @@ def notes(groups: list[GroupAdvice], horizon: Horizon, target: Target, design: D
     said.append(
         "shading is the same all year; no snow, no ageing within the horizon, no effect of the cold on batteries."
     )
+    return said
+
+
+def _records(design: Design) -> list[str]:
+    """What records do not know, and what was made up in them."""
+    said = []
+    for label, g, supply in zip(design.labels, design.spec.groups, design.supplies, strict=True):
+        if supply.filled:
+            rule = g.gaps if g.trace else g.own.sites[g.site].gaps
+            said.append(f'{label}: {supply.filled:.2%} of its record was missing and was filled in (gaps = "{rule}").')
+        if supply.repeats and supply.period_s < SEASONAL_DAYS * DAY_S:
+            said.append(
+                f"{label}: its record lasts {length(supply.period_s)} and is repeated; what it does not contain, such "
+                "as other seasons, is not judged."
+            )
+        if supply.begins:
+            said.append(
+                f"{label}: its record has its {supply.begins} where the fleet's clock has {design.spec.start_day}, so "
+                f'that dates and months are not those of the record; start_day = "{supply.begins}" makes them so.'
+            )
     return said

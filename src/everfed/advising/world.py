@@ -8,19 +8,21 @@ weight is the mean of at least that many schedules. Year y has the seeds y * cop
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from everfed.advising.batteries import TOGETHER, Cells, Costs, costs, participations, shares, slots
+from everfed.advising.batteries import TOGETHER, Cells, Costs, costs, once, participations, shares, slots
 from everfed.advising.design import Design
 from everfed.advising.weather import resampled, varies
 from everfed.arrays import Bools, Floats, Ints
 
 MOST_DEVICES = 1000
 REPRESENTATIVES = 16
+LATER_YEARS = 9  # after the first: ten years are longer than most batteries live
+SETTLED = 1e-3  # of the capacity: batteries that lose less in a year have found their level
 
 
 class Query(NamedTuple):
@@ -130,6 +132,36 @@ class World:
     def weights(self, queries: Sequence[Query]) -> list[Floats]:
         """[years + 1] of each query."""
         return [self.weighed(q, joins) for q, joins in zip(queries, self.participations(queries), strict=True)]
+
+    def again(self, queries: Sequence[Query]) -> list[float]:
+        """The lowest weight of each query in the LATER_YEARS that follow, if the supply as given comes again and again.
+
+        Of REPRESENTATIVES devices of a group, with the slots of the first time; batteries that have settled stay so.
+        """
+        if not queries:
+            return []
+        parts, blocks, devices = [], [], []
+        for q in queries:
+            crowd, due = self.crowds[q.group], self.due(q.group, q.cycle)
+            now = np.flatnonzero(crowd.year == 0)
+            some = now[np.isin(crowd.device[now], _spaced(self.design.members(q.group), REPRESENTATIVES))]
+            parts.append(crowd.cells.sized(q.panel, q.battery).part(some))
+            blocks.append(due[:, some])
+            devices.append(crowd.device[some])
+        cells, due = Cells.joined(parts), np.concatenate(blocks, axis=1)
+        sizes = [len(part) for part in parts]
+        which = np.repeat(np.arange(len(queries)), sizes)
+        share = shares(due.sum(axis=0), np.concatenate(devices), which)
+        price, lowest = self.costs(due, cells), np.ones(len(queries))
+        level = once(cells, self.table, due, price)[1]
+        capacity = np.bincount(which, cells.capacity)
+        for _ in range(LATER_YEARS):
+            joins, after = once(replace(cells, start=level), self.table, due, price)
+            lowest = np.minimum(lowest, np.bincount(which, joins * share, len(queries)))
+            fell, level = np.bincount(which, level - after), after
+            if np.all(fell <= SETTLED * capacity):
+                break
+        return [float(weight) for weight in lowest]
 
     def weighed(self, query: Query, joins: Ints) -> Floats:
         """[years + 1] the mean over the devices of slots that were paid, over slots; nan where none has a slot."""

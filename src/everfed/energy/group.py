@@ -16,20 +16,11 @@ from everfed.arrays import Floats, Ints
 from everfed.checks import BelowOne, Checked, Count, Fraction, NonNegative
 from everfed.energy import devices
 from everfed.energy.gaps import DEFAULT_LONGEST_H, Gaps, Longest, Rule
-from everfed.energy.own import (
-    BUNDLED,
-    DEFAULT_LOSSES,
-    DEFAULT_TILT_DEG,
-    Azimuth,
-    Catalogue,
-    Hours,
-    Mounting,
-    Tilt,
-)  # fmt: skip
-from everfed.energy.solar import SITES, power_of
-from everfed.energy.supply import EXTENDS, Clock, Supply, check_whole_days, filled, length, recorded, sunlit
+from everfed.energy.own import BUNDLED, Catalogue, Mounting
+from everfed.energy.own_site import DEFAULT_LOSSES, DEFAULT_TILT_DEG, Azimuth, Hours, Tilt
+from everfed.energy.solar import SITES
+from everfed.energy.supply import EXTENDS, Clock, Supply, check_whole_days, filled, length, other_day, recorded, sunlit
 from everfed.energy.trace import read_content, read_trace
-from everfed.energy.weather import Weather
 from everfed.errors import InputError
 from everfed.random import Purpose, uniform
 from everfed.registry import lookup
@@ -238,9 +229,9 @@ class DeviceGroup(Checked):
                 gaps=Gaps(self.gaps, self.longest_gap_h),
             )  # fmt: skip
             return recorded(series, self.extend, clock, self.label, Path(self.trace).name)
-        weather, mounting = self._weather(), self._mounting()
+        weather, mounting = self.own.weather(self.site)[0], self._mounting()
         mounting.check(weather.latitude, self.label)
-        series = power_of(weather, *mounting)
+        series = self.own.power(self.site, *mounting)
         check_whole_days(series, f"{self.label}: the table of irradiance")
         if self.site in SITES:
             told = f"a typical year at {self.site} (UTC{series.utc_h:+g} h), repeated every 365 days"
@@ -249,19 +240,20 @@ class DeviceGroup(Checked):
                 f"the sun at {self.site} ({weather.latitude:.4g}, {weather.longitude:.4g}) by "
                 f"{self.own.sites[self.site].told}, {length(series.duration_s)}{filled(series)}, repeated"
             )
-        return Supply(sunlit(series, clock, self.label), True, told, series.duration_s)
+        joules, day = sunlit(series, clock, self.label), other_day(series, clock, self.label)
+        return Supply(joules, True, told, series.duration_s, series.filled, day)
 
     def orientations(self, clock: Clock, label: str) -> list[Floats]:
         """The same joules for each of the orientations that the group's devices have; device i has the one of number
         i modulo how many there are. label: the group's name in its fleet."""
         if not (self.tilt_spread_deg or self.azimuth_spread_deg):
             return [self.supply(clock).joules]
-        weather, mounting = self._weather(), self._mounting()
+        mounting = self._mounting()
         which = np.arange(min(self.count, MOST_ORIENTATIONS))
         tilts = mounting.tilt_deg + self.tilt_spread_deg * _WIDTH * self._drawn(label, "tilt", which)
         azimuths = mounting.azimuth_deg + self.azimuth_spread_deg * _WIDTH * self._drawn(label, "azimuth", which)
         return [
-            sunlit(power_of(weather, tilt, azimuth, mounting.losses), clock, self.label)
+            sunlit(self.own.power(self.site, tilt, azimuth, mounting.losses), clock, self.label)
             for tilt, azimuth in zip(np.clip(tilts, 0.0, 90.0).tolist(), (azimuths % 360.0).tolist(), strict=True)
         ]
 
@@ -289,9 +281,6 @@ class DeviceGroup(Checked):
         name = f"{label}\0{what}" if what else label
         drawn: Floats = uniform(0, Purpose.SUPPLY, which, zlib.crc32(name.encode()))
         return drawn - 0.5
-
-    def _weather(self) -> Weather:
-        return self.own.weather(self.site)
 
     def _mounting(self) -> Mounting:
         return self.own.mounting(self.site, self.tilt_deg, self.azimuth_deg, self.losses)

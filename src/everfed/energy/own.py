@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from everfed.checks import Checked, Fraction, NonNegative, Positive
+from everfed.checks import Checked, NonNegative, Positive
 from everfed.energy.devices import DEVICES, RADIOS, Device, Radio
-from everfed.energy.gaps import DEFAULT_LONGEST_H, Gaps, Longest, Rule
-from everfed.energy.solar import SITES, weather_at
-from everfed.energy.weather import Place, Weather
+from everfed.energy.own_site import DEFAULT_LOSSES, DEFAULT_TILT_DEG, OwnSite
+from everfed.energy.solar import SITES, power_of, weather_at
+from everfed.energy.trace import Series
+from everfed.energy.weather import Weather
+from everfed.energy.years import joined
 from everfed.errors import InputError, warn
-from everfed.files import read_file
 from everfed.registry import lookup
 
-Hours = Annotated[float, "[-14, 14]"]  # that a clock is ahead of UTC
-Tilt = Annotated[float, "[0, 90]"]
-Azimuth = Annotated[float, "[0, 360]"]
-DEFAULT_TILT_DEG, DEFAULT_LOSSES = 30.0, 0.14
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _FLOP_HINT = "about 6 times the parameters of a dense model times batch_size"
 
@@ -104,75 +99,6 @@ class OwnRadio(Checked):
         return Radio(self.up_j_per_mb, self.down_j_per_mb, self.wake_j, up, down, self.duty_cycle, "your own")
 
 
-@dataclass(frozen=True)
-class OwnSite(Checked):
-    """A place with its weather, and how panels are mounted there unless a group says otherwise.
-
-    latitude, longitude: degrees north and east; a typical year knows its own. weather: a file, a typical year (TMY3,
-    TMY2, EPW, PVGIS) or a CSV table of irradiance (`everfed.energy.weather_table`).
-    clear_sky: instead of weather, true for a sky without clouds, which is an upper bound.
-    utc_h: hours that the table's clock is ahead of UTC, for times without an offset. gaps, longest_gap_h: what becomes
-    of its missing rows, up to so many hours. weather_sha256: its hash, set when a run is stored.
-    tilt_deg: 0 is horizontal (30 unless given). azimuth_deg: clockwise from north (unless given, towards the equator:
-    180 north of it, 0 south of it). losses: share lost in dirt, wires and the converter.
-    """
-
-    latitude: Annotated[float, "[-90, 90]"] | None = None
-    longitude: Annotated[float, "[-180, 180]"] | None = None
-    weather: str = field(default="", metadata={"file": True})
-    clear_sky: bool = False
-    utc_h: Hours | None = None
-    gaps: Rule = "refuse"
-    longest_gap_h: Longest = DEFAULT_LONGEST_H
-    weather_sha256: str = ""
-    tilt_deg: Tilt = DEFAULT_TILT_DEG
-    azimuth_deg: Azimuth | None = None
-    losses: Fraction = DEFAULT_LOSSES
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.weather and not self.clear_sky:
-            raise InputError(
-                "it has no weather data; give weather, a file with a typical year (TMY3, TMY2, EPW, PVGIS) or a CSV "
-                "table of irradiance, or clear_sky = true for a sky without clouds, an upper bound."
-            )
-        if self.weather and self.clear_sky:
-            raise InputError(f"weather is {Path(self.weather).name} and clear_sky is true; remove one of them.")
-        if self.clear_sky and (self.latitude is None or self.longitude is None):
-            raise InputError(
-                "clear_sky is true, and latitude or longitude is missing; give both, degrees north and east."
-            )
-        if (self.latitude is None) != (self.longitude is None):
-            raise InputError("one of latitude and longitude is missing; give both, degrees north and east.")
-        if self.clear_sky and self.utc_h is not None:
-            raise InputError(f"utc_h is {self.utc_h:g}, and a clear sky has no clock; it applies to tables. Remove it.")
-        if self.weather:
-            object.__setattr__(self, "weather", str(Path(self.weather).absolute()))
-
-    def sky(self) -> Weather:
-        """Its weather, of the content that it was tied to."""
-        place = Place(self.latitude, self.longitude, self.utc_h)
-        if not self.weather:
-            return weather_at(place=place)
-        if self.weather_sha256 and self.weather_sha256 != (found := _sha256(self.weather)):
-            raise InputError(
-                f"the weather file {self.weather} has changed: its SHA-256 is {found[:12]}..., and it was "
-                f"{self.weather_sha256[:12]}... when the experiment was described; put the old file back, or begin a "
-                "new run."
-            )
-        return weather_at(path=self.weather, place=place, gaps=Gaps(self.gaps, self.longest_gap_h))
-
-    def pinned(self) -> OwnSite:
-        """The same, tied to the content that its file has now."""
-        if not self.weather or self.weather_sha256:
-            return self
-        return replace(self, weather_sha256=_sha256(self.weather))
-
-    @property
-    def told(self) -> str:
-        return Path(self.weather).name if self.weather else "a clear sky, which is an upper bound"
-
-
 class Catalogue(NamedTuple):
     """What groups may name: the presets, and what their fleet describes itself."""
 
@@ -207,18 +133,29 @@ class Catalogue(NamedTuple):
             return self.radios[name].radio()
         return lookup({**RADIOS, **dict.fromkeys(self.radios)}, name, "radio")  # type: ignore[return-value]
 
-    def weather(self, site: str) -> Weather:
+    def weather(self, site: str) -> list[Weather]:
+        """Of a site, year by year."""
         if site not in self.sites:
             lookup({**SITES, **dict.fromkeys(self.sites)}, site, "site")
-            return weather_at(site)
+            return [weather_at(site)]
         try:
-            return self.sites[site].sky()
+            return self.sites[site].skies()
+        except InputError as error:
+            raise InputError(f"sites.{site}: {error}") from None
+
+    def power(self, site: str, tilt: float, azimuth: float, losses: float) -> Series:
+        """Of one watt-peak that is mounted so, over the years of a site's weather."""
+        years = [power_of(weather, tilt, azimuth, losses) for weather in self.weather(site)]
+        if len(years) == 1:
+            return years[0]
+        try:
+            return joined(years, self.sites[site].weather_years)
         except InputError as error:
             raise InputError(f"sites.{site}: {error}") from None
 
     def mounting(self, site: str, tilt: float | None, azimuth: float | None, losses: float | None) -> Mounting:
         """How a group's panels are mounted: as it says, else as its site does."""
-        mine, latitude = self.sites.get(site), self.weather(site).latitude
+        mine, latitude = self.sites.get(site), self.weather(site)[0].latitude
         towards = 180.0 if latitude >= 0.0 else 0.0
         if mine is not None:
             tilt = mine.tilt_deg if tilt is None else tilt
@@ -257,9 +194,3 @@ def _required(part: Any, **meanings: str) -> None:
     for name, meaning in meanings.items():
         if getattr(part, name) is None:
             raise InputError(f"{name} is missing; give {meaning}.")
-
-
-def _sha256(path: str) -> str:
-    if not Path(path).is_file():
-        raise InputError(f"there is no weather file at {path}.")
-    return hashlib.sha256(read_file(Path(path))).hexdigest()

@@ -19,7 +19,8 @@ from everfed.energy.battery import Storage
 from everfed.energy.devices import RoundCost, round_cost
 from everfed.energy.fleet import MAX_CYCLE, MOST_HARVESTED, Fleet, check_clients
 from everfed.energy.group import DeviceGroup
-from everfed.energy.own import Catalogue, Hours, OwnDevice, OwnRadio, OwnSite
+from everfed.energy.own import Catalogue, OwnDevice, OwnRadio
+from everfed.energy.own_site import Hours, OwnSite
 from everfed.energy.profile import Profile
 from everfed.energy.supply import DAY_S, Clock, Supply
 from everfed.energy.work import Pace
@@ -147,10 +148,7 @@ class DeviceFleet(Checked):
     def with_files(self, place: Callable[[str, str], str]) -> DeviceFleet:
         """The same with its traces and weather files elsewhere: place(path, sha256) says where."""
         moved = (replace(g, trace=place(g.trace, g.trace_sha256)) if g.trace else g for g in self.groups)
-        sites = {
-            name: replace(site, weather=place(site.weather, site.weather_sha256)) if site.weather else site
-            for name, site in self.sites.items()
-        }
+        sites = {name: site.with_files(place) for name, site in self.sites.items()}
         return replace(self, groups=tuple(moved), sites=sites)
 
     def build(self, local_steps: int = 5, encoding: Encoding | None = None) -> Fleet:

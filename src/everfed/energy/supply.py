@@ -27,12 +27,16 @@ class Clock(NamedTuple):
 
 class Supply(NamedTuple):
     """joules: of one watt-peak, or of the trace as it is, in each round. repeats: without end, or not known after.
-    told: where they come from, in words. period_s: how long until it repeats."""
+    told: where they come from, in words. period_s: how long until it repeats. filled: the share of it that was missing.
+    begins: the day, MM-DD, of its own calendar that round 0 lies on, if that is not the clock's; "": it is, or no date
+    is known."""
 
     joules: Floats
     repeats: bool
     told: str
     period_s: float = 0.0
+    filled: float = 0.0
+    begins: str = ""
 
 
 def sunlit(series: Series, clock: Clock, label: str) -> Floats:
@@ -51,15 +55,16 @@ def recorded(series: Series, extend: str, clock: Clock, label: str, name: str) -
     if begins:
         told += f", entered {length(begins)} after its start"
     joules = per_round_repeated(series, clock.round_s, begins)
+    about = (series.duration_s, series.filled, other_day(series, clock, label))
     if extend != "refuse":
-        return Supply(joules, True, f"{told}, repeated from its start", series.duration_s)
+        return Supply(joules, True, f"{told}, repeated from its start", *about)
     whole = int((series.duration_s - begins) / clock.round_s * (1.0 + 1e-12))
     if whole == 0:
         raise InputError(
             f"{label}: a round of {clock.round_s:g} s is longer than the part of the trace within the run, "
             f"{length(series.duration_s - begins)}; give a longer trace, or an extend other than refuse."
         )
-    return Supply(joules[:whole], False, f"{told}, unknown after its end", series.duration_s)
+    return Supply(joules[:whole], False, f"{told}, unknown after its end", *about)
 
 
 def filled(series: Series) -> str:
@@ -90,6 +95,16 @@ def begins_s(series: Series, clock: Clock, label: str) -> float:
             "of whole days, or seconds from 0 in place of dates, which begin with round 0."
         )
     return after
+
+
+def other_day(series: Series, clock: Clock, label: str) -> str:
+    """The day, MM-DD, of a dated series that round 0 begins on, where that is not the day of the clock."""
+    if series.start_s is None:
+        return ""
+    zone_s = 0.0 if series.utc_h is None else (clock.utc_h - series.utc_h) * 3600.0
+    found = datetime.fromtimestamp(series.start_s + zone_s + begins_s(series, clock, label), UTC)
+    day = f"{found:%m-%d}"
+    return "" if day == clock.start_day else day
 
 
 def check_days(series: Series, label: str) -> None:

@@ -52,6 +52,10 @@ class Weather:
     step_s: float = HOUR_S
     filled: float = 0.0
 
+    def distance(self, other: Weather) -> float:
+        """Degrees of latitude or longitude between two places, whichever is more."""
+        return max(abs(self.latitude - other.latitude), abs(self.longitude - other.longitude))
+
     def moments(self, after_h: float) -> Any:
         """The moment of every step that is so many hours after its start, as UTC times."""
         import pandas
@@ -128,7 +132,11 @@ def _check_plausible(path: Path, weather: Weather) -> None:
         column = weather.columns[name]
         bad = np.flatnonzero(~((column >= low) & (column <= high)))
         if len(bad):
-            raise InputError(f"{path}: {name} is {column[bad[0]]:g} in hour {bad[0] + 1}, outside {low:g} to {high:g}.")
+            when = f"in hour {bad[0] + 1}"
+            if weather.start_s != TYPICAL_START_S:  # a table has dates, by which its rows are found
+                start = datetime.fromtimestamp(weather.start_s + int(bad[0]) * weather.step_s, UTC)
+                when = f"at {start:%Y-%m-%d %H:%M} of its clock{' (UTC)' * (weather.utc_h == 0.0)}"
+            raise InputError(f"{path}: {name} is {column[bad[0]]:g} {when}, outside {low:g} to {high:g}.")
 
 
 def _check_place(path: Path, weather: Weather, place: Place) -> None:
@@ -194,6 +202,18 @@ def _from_table(path: Path, place: Place, gaps: Gaps) -> Weather:
     if "dni" not in columns:
         times = weather.moments(sun_h)
         sun = pvlib().solarposition.get_solarposition(times, place.latitude, place.longitude)
-        parted = pvlib().irradiance.erbs(columns["ghi"], sun["zenith"].to_numpy(), times.day_of_year.to_numpy())
-        columns |= {name: np.nan_to_num(np.asarray(parted[name], np.float64)) for name in ("dni", "dhi")}
+        columns |= _parted(columns["ghi"], sun["zenith"].to_numpy(), times.day_of_year.to_numpy())
     return weather
+
+
+def _parted(ghi: Floats, zenith: Floats, day_of_year: Any) -> dict[str, Floats]:
+    """Direct and diffuse light, by Erbs' model.
+
+    The model divides by the height of the sun. Near the horizon a clock that is minutes off makes more direct light of
+    it than the sun gives; no more than that is taken as direct, and the rest as diffuse, so that none is lost.
+    """
+    found = pvlib().irradiance.erbs(ghi, zenith, day_of_year)
+    most: Floats = np.asarray(pvlib().irradiance.get_extra_radiation(day_of_year), np.float64)
+    dni, dhi = (np.nan_to_num(np.asarray(found[name], np.float64)) for name in ("dni", "dhi"))
+    over = np.maximum(dni - most, 0.0)
+    return {"dni": dni - over, "dhi": dhi + over * np.maximum(np.cos(np.radians(zenith)), 0.0)}

@@ -7,7 +7,7 @@ function stateSection() {
   byId("state-table").replaceChildren(groupTable(head, (g) => [
     g.count.toLocaleString("en-US"), number(g.rounds_per_day, 3), number(g.promised_per_day, 3), weightText(g.weight), weightText(g.lowest_weight),
     ...(target.years ? [weightText(g.years.low)] : []), g.main_cause || "–", panelText(g, g.panel), batteryText(g.battery_wh),
-    make("span", { class: `badge ${g.starved === null ? "" : g.starved || g.charge_days !== null ? "bad" : "good"}` }, g.dead_since ? `dead since ${dayText(moment(g.dead_since))}` : g.starved === null ? "no slot" : g.starved ? "starved" : g.charge_days !== null ? "on its charge" : "fed")]));
+    make("span", { class: `badge ${g.starved === null ? "" : g.starved || g.charge_days !== null ? "bad" : "good"}` }, g.dead_since ? `first dry ${dayText(moment(g.dead_since))}` : g.starved === null ? "no slot" : g.starved ? "starved" : g.charge_days !== null ? "on its charge" : "fed")]));
 }
 
 const priced = advice.prices.per_wp !== null;
@@ -28,7 +28,7 @@ const costText = (cost) => (cost === null ? "–" : priced ? `${number(cost, 4)}
 
 function sizeSection() {
   const { target } = advice;
-  byId("sizes-note").replaceChildren(`For a weight of ${target.weight}${target.years ? ` with the supply as given and in ${target.needed} of ${target.years} drawn years` : ""}, at the promise of the second column: the smallest panel with the present battery, the smallest battery with the present panel, the cheapest pair that takes nothing away, and the shortest promise that the present sizes keep.`);
+  byId("sizes-note").replaceChildren(`For a weight of ${target.weight}${target.years ? ` with the supply as given and in ${target.needed} of ${target.years} drawn years` : ""}${advice.horizon.days >= 364 ? ", for ten years of the supply as given, one after the other" : ""}, at the promise of the second column: the smallest panel with the present battery, the smallest battery with the present panel, the cheapest pair that takes nothing away, and the shortest promise that the present sizes keep.`);
   const one = (g, kind, words) => (g.sizes[kind] ? words(g.sizes[kind]) : make("span", { title: g.sizes.why[kind] || g.sizes.why.all || null }, "none"));
   byId("size-table").replaceChildren(groupTable(["group", "promise", "panel now", "smallest panel", "battery now", "smallest battery", "cheapest pair", "promise kept today"], (g) => [
     `1 in ${g.cycle}`, panelText(g, g.panel), one(g, "panel", (s) => panelText(g, s.panel)), batteryText(g.battery_wh), one(g, "battery", (s) => batteryText(s.battery_wh)),

@@ -159,7 +159,7 @@ function whatIf() {
     const m = modelOf(), n = m.members.length, { count } = groups[state.picked];
     const who = n === count ? (n === 1 ? "its device" : `all ${n} devices of the group`) : `${n} of its ${count.toLocaleString("en-US")} devices, evenly spaced from the least supplied to the best`;
     byId("what-if-note").replaceChildren(`Move a slider: the batteries of ${who} are followed through all ${advice.horizon.rounds.toLocaleString("en-US")} rounds in your browser, ${plural(m.seeds, "schedule")} each, with the supply as given. ` +
-      "All else stays as it is.");
+      "Batteries begin with their share of charge, so that a larger one may do well for a while on that alone. All else stays as it is.");
     outcome();
   };
   state.redraw.push(start);
@@ -167,7 +167,7 @@ function whatIf() {
   map = new SizeMap(byId("size-map"));
   drawIn(byId("size-map"), () => map.paint());
   drawIn(byId("what-if-months"), () => outcome());
-  byId("map-note").replaceChildren(`supply as given, at the promise of the advised sizes; line: weight ${advice.target.weight}; the advised sizes also hold in drawn years`);
+  byId("map-note").replaceChildren(`supply as given, at the promise of the advised sizes; line: weight ${advice.target.weight}; the advised sizes also hold in drawn years${advice.horizon.days >= 364 ? " and for ten years" : ""}`);
   byId("map-legend").replaceChildren(...[["now", "o", "as it is"], ["pair", "D", "advised pair"], ["panel", "^", "smallest panel"], ["battery", "s", "smallest battery"], ["sliders", "X", "sliders"]].map(([kind, shape, name]) =>
     make("span", {}, draw("svg", { class: "key", viewBox: "-7 -6 14 12", "aria-hidden": "true" }, draw("path", { d: SHAPES[shape], class: `point ${kind}` })), name)));
   byId("reset-sliders").addEventListener("click", start);

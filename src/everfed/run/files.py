@@ -105,6 +105,8 @@ def find_files(cls: type[Any], raw: Mapping[str, Any], folder: Path) -> None:
         value, hint = raw.get(field.name), types[field.name]
         if field.metadata.get("file") and isinstance(value, str) and value:
             raw[field.name] = str(folder / value)  # type: ignore[index]
+        if field.metadata.get("file") and isinstance(value, list):
+            raw[field.name] = [str(folder / one) if isinstance(one, str) else one for one in value]  # type: ignore[index]
         inner, parts = hint, [value]
         if typing.get_origin(hint) is tuple and isinstance(value, list):
             inner, parts = typing.get_args(hint)[0], value

@@ -48,7 +48,7 @@ def fleet_assumptions(experiment: Experiment) -> dict[str, Any]:
         return {}
     rows = [row.to_dict() for row in fleet.assumptions(experiment.local_steps, experiment.encoding)]
     traces = {Path(g.trace).name: g.trace_sha256 for g in fleet.groups if g.trace}
-    traces |= {Path(site.weather).name: site.weather_sha256 for site in fleet.sites.values() if site.weather}
+    traces |= {Path(path).name: sha256 for site in fleet.sites.values() for path, sha256 in site.files}
     return {"fleet": rows, "traces": traces}
 
 

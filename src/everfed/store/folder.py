@@ -15,6 +15,7 @@ lock                         who writes (`lock.Place`)
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,10 @@ def _write_experiment(folder: Path, experiment: Experiment) -> None:
     write("experiment.toml", _text(experiment).encode())
 
 
+# A list of files, as TOML has it.
+_YEARS = re.compile(r'weather_years = \[(?:"(?:[^"\\]|\\.)*"(?:, )?)*\]')
+
+
 def _text(experiment: Experiment) -> str:
     """The experiment's file. Its paths are relative to it, so that a folder can be moved."""
     text = config.to_file(experiment)
@@ -216,6 +221,7 @@ def _text(experiment: Experiment) -> str:
         there, here = json.dumps(path, ensure_ascii=False), json.dumps(_place(path, sha256), ensure_ascii=False)
         for key in ("trace", "weather"):
             text = text.replace(f"{key} = {there}", f"{key} = {here}")
+        text = _YEARS.sub(lambda found, there=there, here=here: found[0].replace(there, here), text)  # type: ignore[misc]
     return text
 
 
