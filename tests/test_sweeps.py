@@ -309,6 +309,8 @@ def test_a_run_that_diverged_is_not_averaged_with_one_that_goes_on():
         [f"{place}, {device}" for place in ("Miami", "Greensboro", "Sand Point") for device in ("ESP32", "Pi Zero")],
         [f"a very long name of group number {i}" for i in range(12)],
         [f"group{'x' * 60}{i}" for i in range(3)],
+        [f"Site number {i}, ESP32" for i in range(300)],
+        [rf"$\frac{{ {i}$" for i in range(4)],  # not a formula
     ],
 )
 def test_names_of_groups_do_not_overprint(names):
@@ -320,11 +322,12 @@ def test_names_of_groups_do_not_overprint(names):
     _, axes = picture.subplots(1, 2, width_ratios=(1.45, 1))
     fitted = fit_names(names, 50)
     axes.bar(range(len(names)), 1)
-    axes.set_xticks(range(len(names)), fitted.texts, **fitted.how)
+    axes.set_xticks(fitted.at, fitted.texts, **fitted.how)
     picture.canvas.draw()
     ticks = axes.get_xticklabels()
-    assert len({tick.get_text() for tick in ticks}) == len(names) or "…" in ticks[0].get_text()
-    places = [axes.transData.transform((i, 0))[0] for i in range(len(names))]
+    assert len({tick.get_text() for tick in ticks}) == len(ticks) or "…" in ticks[0].get_text()
+    assert len(ticks) == len(names) or (len(names) > 30 and len(ticks) > 20)
+    places = [axes.transData.transform((i, 0))[0] for i in fitted.at]
     angle = ticks[0].get_rotation()
     if angle == 0:
         boxes = [tick.get_window_extent() for tick in ticks]

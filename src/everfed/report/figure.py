@@ -144,7 +144,7 @@ def _final_groups(axes: Any, drawn: Sequence[Line], judged: Yardstick) -> None:
         xlabel="" if named else "rounds to harvest one round's energy",
     )
     names = fit_names(groups, _ROOM)
-    axes.set_xticks(range(len(groups)), names.texts, **names.how)
+    axes.set_xticks(names.at, names.texts, **names.how)
 
 
 def _spread_said(drawn: Sequence[Line]) -> str:
