@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from everfed.errors import InputError, counted, some, unknown, warn
 from everfed.methods import METHODS
 from everfed.report.clock import clock
@@ -71,7 +73,8 @@ class Comparison(Shown):
                     row |= {f"{name}_{p}": difference[p] for p in ("pairs", "p", "p_holm", "p_flip")}
             rows.append(row | {"participations": found["participations"], "fairness": found["fairness"]["mean"]})
         names = dict.fromkeys(name for row in rows for name in row)
-        return frame({name: [row.get(name) for row in rows] for name in names}, index="label")
+        columns = {name: [np.nan if row.get(name) is None else row[name] for row in rows] for name in names}
+        return frame(columns, index="label")
 
     def plot(self, *, ax: Any = None) -> Any:
         """Accuracy or loss over the rounds: mean over seeds with its 95 % interval; returns Matplotlib's axes."""

@@ -141,9 +141,10 @@ class Shown:
 
 def _folded(row: Sequence[str], room: int) -> list[list[str]]:
     """A row whose first cell takes several lines; the numbers stand in the first."""
-    parts = textwrap.wrap(
-        row[0], room, subsequent_indent="  ", break_on_hyphens=False, max_lines=_MOST_FOLDED, placeholder=" ..."
-    ) or [""]
+    parts = textwrap.wrap(row[0], room, subsequent_indent="  ", break_on_hyphens=False) or [""]
+    if len(parts) > _MOST_FOLDED:  # names may differ in their ends alone
+        whole = textwrap.wrap(row[0], room - 6, break_on_hyphens=False)
+        parts = [whole[0], f"  ... {whole[-2]}", f"  {whole[-1]}"]
     return [[part, *(row[1:] if i == 0 else [""] * len(row[1:]))] for i, part in enumerate(parts)]
 
 
