@@ -507,3 +507,27 @@ def test_dates_are_on_the_axes_and_long_names_of_groups_stay_on_a_phone(tmp_path
             assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(boxes))  # upright: side by side
             assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.complaints() == []
+
+
+@in_a_browser
+def test_names_of_hundreds_of_groups_do_not_overprint_on_a_page(tmp_path):
+    groups = tuple(
+        DeviceGroup(name=f"Site {k}, ESP32", count=1, site="miami", device="esp32", radio="lora-sf7",
+                    panel_wp=0.02 / (1 + k / 99), battery_wh=0.5)
+        for k in range(150)
+    )  # fmt: skip
+    path = tmp_path / "page.html"
+    page([report_runs.untrained(replace(BASE, fleet=DeviceFleet(groups, round_s=43200.0), rounds=8))], path)
+    with closing(Browser(chromium or "", tmp_path / "profile")) as browser:
+        browser.size(1200, 780)
+        browser.open(path)
+        browser.settle()
+        for names in ("#raster .rows span", "#group-chart text"):
+            boxes = browser.run(
+                f"[...document.querySelectorAll('{names}')].filter(t => t.textContent.startsWith('Site'))"
+                ".map(t => (b => [b.top, b.bottom, b.left, b.right])(t.getBoundingClientRect()))"
+            )
+            assert 10 < len(boxes) < 150
+            for one, two in itertools.pairwise(boxes):
+                assert one[1] <= two[0] + 2 or one[3] <= two[2] + 2  # below it, or beside it
+        assert browser.complaints() == []

@@ -83,18 +83,18 @@ def _mixed(drawn: Sequence[Line]) -> list[str]:
 
 def _objects(drawn: Sequence[Line]) -> list[str]:
     """Seeds that stay apart, since each was given a module of its own that had its random weights already."""
-    found: dict[str, list[Line]] = {}
+    found: dict[tuple[str, str], list[Line]] = {}
     for line in drawn:
-        if isinstance(line.experiment.model, Live) and "model" in line.settings:
-            found.setdefault(f"{line.method} {line.experiment.model.name}", []).append(line)
+        model = line.experiment.model
+        if isinstance(model, Live) and "model" in line.settings:
+            found.setdefault((line.experiment.title, model.name), []).append(line)
     said = []
-    for several in found.values():
+    for (title, name), several in found.items():
         rest = {exactly({k: v for k, v in line.settings.items() if k != "model"}) for line in several}
         seeds = [{run.experiment.seed for run in line.runs} for line in several]
         if len(several) > 1 and len(rest) == 1 and all(not a & b for a, b in itertools.combinations(seeds, 2)):
-            first = several[0].experiment
             said.append(
-                f"{first.title}: {len(several)} models '{first.model.name}' with other weights, so their seeds are not "
+                f"{title}: {len(several)} models '{name}' with other weights, so their seeds are not "
                 "averaged. Give the class or a function that makes the model, which is called under each seed."
             )
     return said
