@@ -117,18 +117,19 @@ class Experiment(Shown, Checked):
     client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
     gradients: tuple[GradientRule, ...] = ()  # applied to gradients before the client's step, in this order
     compression: Compressor = Whole()  # how updates are made smaller before they are sent
-    rounds: Count = 400  # of the run
+    rounds: Count = 400  # how many rounds the run has
     local_steps: Count = 5  # T: optimiser steps of a client in a round
     batch_size: Count = 10  # samples of a local step
     keep_state: bool = True  # whether a client's optimiser state persists to its next round
     state_place: Place = "device"  # where that state is kept: device (the one that trains) or disk
     eval_every: CountOrZero = 0  # rounds between evaluations; 0: twenty times in the run
-    seed: Seed = 0  # of all random draws
+    seed: Seed = 0  # seed of all random draws
     device: Annotated[str, ("auto", "cpu", "cuda")] = "auto"  # where it trains; auto: on a GPU if there is one
-    trainer: str = field(default="auto", metadata={"names": "trainer"})  # auto: the fastest that fits
+    # What computes the local steps; auto: the fastest that fits.
+    trainer: str = field(default="auto", metadata={"names": "trainer"})
     # Whether to compare the trainer with plain autograd on a few of the run's samples before the run.
     check_trainer: bool = _later(True)
-    precision: Annotated[str, tuple(PRECISIONS)] = "float32"  # of products, on a GPU
+    precision: Annotated[str, tuple(PRECISIONS)] = "float32"  # numbers in which a GPU multiplies
     # Each kind of random draw can have its own seed.
     split_seed: Seed | None = _later(None)  # seed of the split over clients; left out: `seed`
     init_seed: Seed | None = _later(None)  # seed of the initial weights; left out: `seed`
