@@ -80,7 +80,7 @@ class Comparison(Shown):
         """Accuracy or loss over the rounds: mean over seeds with its 95 % interval; returns Matplotlib's axes."""
         judged, shown = yardstick(self.runs), [run for run in self.runs if run.final]
         if not shown:
-            raise InputError("none of the runs has an accuracy or a loss to draw: they were not evaluated.")
+            raise InputError("there is no accuracy or loss to draw: the runs diverged, or they were not evaluated.")
         ax = axes.axes(ax, (7.2, 4.2))
         over_time(ax, lines(shown), judged.of, judged, clock(shown))
         ax.set_ylabel(judged.label.replace(" %", " (%)"))

@@ -61,7 +61,7 @@ def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None, kind
     known = lines(runs)
     drawn = [line for line in known if curve(line.runs, judged.of) is not None]
     if not drawn:
-        raise InputError("none of the runs has an accuracy or a loss to draw: they were not evaluated.")
+        raise InputError("there is no accuracy or loss to draw: the runs diverged, or they were not evaluated.")
     if kind not in KINDS:
         raise InputError(f"a figure's kind is one of {', '.join(KINDS)}; got '{kind}'.")
     points = [line for line in known if line in drawn or line.lost]  # a cross, where no evaluation is left
