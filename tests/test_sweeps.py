@@ -531,3 +531,25 @@ def test_names_of_hundreds_of_groups_do_not_overprint_on_a_page(tmp_path):
             for one, two in itertools.pairwise(boxes):
                 assert one[1] <= two[0] + 2 or one[3] <= two[2] + 2  # below it, or beside it
         assert browser.complaints() == []
+
+
+@in_a_browser
+def test_a_sweep_without_worst_groups_has_no_empty_chart_of_them(tmp_path):
+    """Beside the sweep there is a run of another method that has energy groups."""
+
+    def run(method, bare, **settings):
+        made = report_runs.untrained(replace(BASE, rounds=8, eval_every=4, **settings).with_method(method))
+        return replace(made, rounds=[replace(r, metrics=r.metrics and _told(r.metrics, bare)) for r in made.rounds])
+
+    def _told(metrics, bare):
+        return Metrics(metrics.loss, None, None, None, None, None if bare else {"E=1": 1.0})
+
+    with closing(Browser(chromium or "", tmp_path / "profile")) as browser:
+        for bare, charts in ((True, 1), (False, 2)):
+            swept = [run("algorithm1", bare, local_steps=steps) for steps in (1, 2, 4)]
+            path = tmp_path / f"{bare}.html"
+            page([*swept, run("greedy", False, batch_size=3)], path)
+            browser.open(path)
+            browser.settle()
+            assert browser.run("document.querySelectorAll('#sweep-charts svg.chart').length") == charts
+        assert browser.complaints() == []

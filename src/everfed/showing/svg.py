@@ -13,7 +13,7 @@ from everfed.showing.colours import MIDDLE
 from everfed.showing.labels import cut_short
 
 WIDTH, HEIGHT = 330, 150
-_LETTERS = 17  # of a name beside dots
+_LETTERS = 20  # of a name beside dots
 _MOST_POINTS = 300  # of a curve; a pixel shows no more
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 22
 
