@@ -44,6 +44,7 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # warnings would show where the site was built
 # Notebooks run in a folder of their own, so that they leave nothing in the source; one reads data beside it.
 nb_execution_in_temp = True
 os.environ["EVERFED_PROGRESS"] = "0"  # a finished bar says nothing to a reader

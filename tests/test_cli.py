@@ -378,7 +378,7 @@ def test_the_live_view_shows_progress_in_a_terminal(tmp_path):
     os.close(terminal)
     text = seen.decode(errors="replace")
     assert "60/60" in text
-    assert "spent of" in text
+    assert "spent, " in text
     assert "█" in text
 
 

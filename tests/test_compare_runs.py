@@ -7,8 +7,10 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
+from torch import nn
 
 import everfed as ef
 import report_runs
@@ -182,3 +184,38 @@ def test_a_folder_without_runs_and_damaged_runs_are_said(made, tmp_path):
     with pytest.warns(EverfedWarning, match="1 of 1 runs in .* cannot be read"):
         found = ef.compare_runs([*made.runs, tmp_path])
     assert len(found.runs) == len(made.runs)
+
+
+def test_models_that_were_made_for_each_seed_are_told(tmp_path):
+    """Each has random weights of its own, so the seeds would stay apart without a word."""
+    data = ef.from_arrays([(np.eye(4, 3), [0, 1, 2, 0])] * 2, test=(np.eye(3), [0, 1, 2]))
+    fleet = ef.Fleet.from_cycles([1, 2])
+
+    def trained(make, where):
+        for seed in (0, 1):
+            ef.simulate(make(), data, fleet, rounds=2, batch_size=2, seed=seed, out=tmp_path / where / str(seed))
+        return ef.compare_runs(tmp_path / where)
+
+    apart = trained(lambda: nn.Linear(3, 3), "modules")
+    assert len(apart.summary) == 2
+    assert any("2 models 'Linear' with other weights" in note for note in apart.notes)
+    together = trained(lambda: linear, "functions")
+    assert [len(row["seeds"]) for row in together.summary.values()] == [2]
+    assert together.notes == []
+
+
+def linear():
+    return nn.Linear(3, 3)
+
+
+def test_unknown_numbers_of_a_frame_are_nan_so_that_columns_stay_numbers():
+    frame = ef.compare_runs([*spread_over("algorithm1", (0,)), *spread_over("greedy", (0,))]).to_frame()
+    assert np.isnan(frame.loc["greedy", "accuracy_p"])
+    assert all(kind.kind in "if" for kind in frame.dtypes)
+
+
+def test_what_is_not_compared_is_said_first_and_names_few_labels():
+    runs = [run for held in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6) for run in spread_over("greedy", (0,), validation=held)]
+    (note,) = [note for note in ef.compare_runs(runs).notes if "same samples" in note]
+    assert note.startswith("Not evaluated on the same samples")
+    assert note.endswith("and 2 more.")

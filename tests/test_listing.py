@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
+from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
 import everfed as ef
+from everfed.cli import listing
 from everfed.cli.app import app
 from everfed.cli.listing import moment
+from everfed.cli.screen import Screen
 from everfed.errors import InputError
 from everfed.learning.optim import Adam
 from everfed.run.experiment import Experiment
@@ -132,3 +138,39 @@ def test_moments():
 def test_what_cannot_be_asked_for_is_said(folder, words, said):
     with pytest.raises(InputError, match=said):
         call(folder, *words)
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory):
+    """Runs of two tasks that differ in many settings."""
+    root = tmp_path_factory.mktemp("unlike")
+    numbers = ef.from_arrays([(np.eye(4, 3) * i, np.arange(4.0) * i) for i in range(4)], test=(np.eye(4, 3), [1.0] * 4))
+    linear = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    ef.simulate(linear, numbers, ef.Fleet.from_cycles([1] * 4), "greedy", rounds=2, batch_size=2, out=root / "numbers")
+    for seed in (0, 1):
+        ef.simulate(replace(SMALL, seed=seed), out=root / f"a-long-name-of-a-run-{seed}")
+    return root
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_words_are_never_squeezed_and_no_number_is_lost(unlike, width, monkeypatch):
+    screen, original = Screen(), listing.print_runs
+    screen.out = Console(width=width, record=True, file=io.StringIO())
+    screen.err = Console(width=200, record=True, file=io.StringIO())
+    shown = {}
+
+    def printed(given, found, rows):
+        shown.update({row["run"].rpartition("/")[2]: row for row in rows})
+        original(screen, found, rows)
+
+    monkeypatch.setattr(listing, "print_runs", printed)
+    call(unlike)
+    text = screen.out.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert len(text.splitlines()) <= 5 + 14 * len(shown)  # a run has nine things to say in words
+    whole = " ".join(text.split())
+    for name, row in shown.items():
+        for number in (row["accuracy"] and f"{100 * row['accuracy']:.1f}", f"{row['loss']:.4g}", row["spent_text"]):
+            assert number is None or number in whole
+        assert name[:18] in whole
+    assert ("worst" in text) != ("find no room" in screen.err.export_text())

@@ -33,6 +33,13 @@ def test_the_file_is_the_default_experiment_and_runs(tmp_path):
     assert done.exit_code == 0, done.output
 
 
+def test_a_name_with_spaces_is_quoted_where_it_is_to_be_copied(tmp_path):
+    path = tmp_path / "my own.toml"
+    said = call("new", str(path)).stdout.replace("\n", "")
+    assert f"everfed run '{path}'" in said
+    assert "everfed run 'my own.toml'" in " ".join(path.read_text().split()).replace("# ", "")
+
+
 def test_every_key_is_in_it_with_a_meaning_above():
     lines = starting_file().splitlines()
     for field in fields(Experiment):

@@ -142,7 +142,7 @@ def test_no_difference_is_taken_between_accuracies_on_other_samples(one, other, 
     found = page_data(runs)
     rows = found["differences"]["rows"] if found["differences"] else []
     assert [row["accuracy"]["pairs"] for row in rows] == [pairs] * (pairs > 0)
-    assert any("not evaluated on the same samples as Algorithm 1" in note for note in found["notes"]) == (pairs < 3)
+    assert any("Not evaluated on the same samples as Algorithm 1" in note for note in found["notes"]) == (pairs < 3)
 
 
 def test_runs_on_held_out_samples_are_called_so(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 import report_runs
 from browser import Browser, find_chromium
 from everfed.cli import main
+from everfed.data.federated import from_arrays
 from everfed.errors import InputError
 from everfed.learning.metrics import Metrics
 from everfed.report.data import page_data
@@ -28,6 +29,7 @@ from everfed.studies.comparison import differences, summarize
 from everfed.studies.tuning import score
 from everfed.studies.yardstick import ACCURACY, LOSS, yardstick
 
+BASE = Experiment(fleet=CycleFleet(4, (1, 2)), rounds=4, eval_every=2, device="cpu")
 TOML = """
 rounds = 6
 eval_every = 1
@@ -253,3 +255,24 @@ def test_the_page_of_a_regression_speaks_of_its_loss_alone(tmp_path):
         assert browser.complaints() == []
     finally:
         browser.close()
+
+
+def test_runs_on_several_data_sets_are_not_ranked_in_the_headline():
+    digits = report_runs.untrained(replace(BASE, seed=1))
+    rows = from_arrays([(np.zeros((4, 2)), [0, 1, 0, 1])] * len(digits.experiment.make_fleet()), name="mine <b>")
+    other = report_runs.untrained(replace(BASE, data=rows, model="logistic"))
+    assert "not ranked" in page_data([digits, other])["headline"]
+    assert "mine <b>" in page_data([digits, other])["headline"]
+    assert "reaches" in page_data([digits])["headline"]
+
+
+def test_of_many_losses_the_headline_names_the_best_and_the_last():
+    runs = []
+    for i in range(9):
+        run = report_runs.untrained(replace(BASE, local_steps=i + 1))
+        ended = [replace(r, metrics=r.metrics and Metrics(0.5 + i, None, None, None, None, None)) for r in run.rounds]
+        runs.append(replace(run, rounds=ended))
+    said = page_data(runs)["headline"]
+    assert "(6 more lie between)" in said
+    assert all(f" {loss}" in said for loss in ("0.5", "1.5", "8.5"))
+    assert " 2.5" not in said

@@ -86,7 +86,7 @@ def test_a_card_takes_the_pages_own_colour():
 
 def test_the_numbers_of_a_repr_are_those_of_the_object(stored):
     assert f"accuracy {100 * stored.final.accuracy:.1f} %" in repr(stored)
-    assert f"{stored.energy.spent:g} spent of {stored.energy.harvested:g} units harvested" in repr(stored)
+    assert f"{stored.energy.spent:g} units spent, {stored.energy.harvested:g} harvested" in repr(stored)
     audit = ef.audit(FLEET, "greedy", 20, 5)
     assert audit.verdict[:40] in repr(audit)
     (row,) = [line for line in repr(audit).splitlines() if line.strip().startswith("E=5 ")]

@@ -84,6 +84,16 @@ def test_the_page_of_keys_names_every_key_and_kind_that_a_file_may_have():
         assert option.metadata.get("live") or f"`{option.name}`" in page
 
 
+def test_rows_of_the_page_of_keys_are_whole():
+    """A bar in a text would end its cell, and a semicolon at its end belongs to the text after it."""
+    pages = ["\n".join(keys.page()), *("\n".join(keys.table(keys.keys_of(kind))) for kind in kinds_of_experiments())]
+    for line in "\n".join(pages).splitlines():
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            assert len(cells) in (2, 4), line
+            assert not any(cell.strip().endswith((";", ",")) for cell in cells), line
+
+
 def everfed_schema():
     from everfed.run.schema import schema
 

@@ -309,6 +309,8 @@ def test_a_run_that_diverged_is_not_averaged_with_one_that_goes_on():
         [f"{place}, {device}" for place in ("Miami", "Greensboro", "Sand Point") for device in ("ESP32", "Pi Zero")],
         [f"a very long name of group number {i}" for i in range(12)],
         [f"group{'x' * 60}{i}" for i in range(3)],
+        [f"Site number {i}, ESP32" for i in range(300)],
+        [rf"$\frac{{ {i}$" for i in range(4)],  # not a formula
     ],
 )
 def test_names_of_groups_do_not_overprint(names):
@@ -320,11 +322,12 @@ def test_names_of_groups_do_not_overprint(names):
     _, axes = picture.subplots(1, 2, width_ratios=(1.45, 1))
     fitted = fit_names(names, 50)
     axes.bar(range(len(names)), 1)
-    axes.set_xticks(range(len(names)), fitted.texts, **fitted.how)
+    axes.set_xticks(fitted.at, fitted.texts, **fitted.how)
     picture.canvas.draw()
     ticks = axes.get_xticklabels()
-    assert len({tick.get_text() for tick in ticks}) == len(names) or "…" in ticks[0].get_text()
-    places = [axes.transData.transform((i, 0))[0] for i in range(len(names))]
+    assert len({tick.get_text() for tick in ticks}) == len(ticks) or "…" in ticks[0].get_text()
+    assert len(ticks) == len(names) or (len(names) > 30 and len(ticks) > 20)
+    places = [axes.transData.transform((i, 0))[0] for i in fitted.at]
     angle = ticks[0].get_rotation()
     if angle == 0:
         boxes = [tick.get_window_extent() for tick in ticks]
@@ -503,4 +506,50 @@ def test_dates_are_on_the_axes_and_long_names_of_groups_stay_on_a_phone(tmp_path
             assert max(right for _, right in boxes) <= width
             assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(boxes))  # upright: side by side
             assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.complaints() == []
+
+
+@in_a_browser
+def test_names_of_hundreds_of_groups_do_not_overprint_on_a_page(tmp_path):
+    groups = tuple(
+        DeviceGroup(name=f"Site {k}, ESP32", count=1, site="miami", device="esp32", radio="lora-sf7",
+                    panel_wp=0.02 / (1 + k / 99), battery_wh=0.5)
+        for k in range(150)
+    )  # fmt: skip
+    path = tmp_path / "page.html"
+    page([report_runs.untrained(replace(BASE, fleet=DeviceFleet(groups, round_s=43200.0), rounds=8))], path)
+    with closing(Browser(chromium or "", tmp_path / "profile")) as browser:
+        browser.size(1200, 780)
+        browser.open(path)
+        browser.settle()
+        for names in ("#raster .rows span", "#group-chart text"):
+            boxes = browser.run(
+                f"[...document.querySelectorAll('{names}')].filter(t => t.textContent.startsWith('Site'))"
+                ".map(t => (b => [b.top, b.bottom, b.left, b.right])(t.getBoundingClientRect()))"
+            )
+            assert 10 < len(boxes) < 150
+            for one, two in itertools.pairwise(boxes):
+                assert one[1] <= two[0] + 2 or one[3] <= two[2] + 2  # below it, or beside it
+        assert browser.complaints() == []
+
+
+@in_a_browser
+def test_a_sweep_without_worst_groups_has_no_empty_chart_of_them(tmp_path):
+    """Beside the sweep there is a run of another method that has energy groups."""
+
+    def run(method, bare, **settings):
+        made = report_runs.untrained(replace(BASE, rounds=8, eval_every=4, **settings).with_method(method))
+        return replace(made, rounds=[replace(r, metrics=r.metrics and _told(r.metrics, bare)) for r in made.rounds])
+
+    def _told(metrics, bare):
+        return Metrics(metrics.loss, None, None, None, None, None if bare else {"E=1": 1.0})
+
+    with closing(Browser(chromium or "", tmp_path / "profile")) as browser:
+        for bare, charts in ((True, 1), (False, 2)):
+            swept = [run("algorithm1", bare, local_steps=steps) for steps in (1, 2, 4)]
+            path = tmp_path / f"{bare}.html"
+            page([*swept, run("greedy", False, batch_size=3)], path)
+            browser.open(path)
+            browser.settle()
+            assert browser.run("document.querySelectorAll('#sweep-charts svg.chart').length") == charts
         assert browser.complaints() == []

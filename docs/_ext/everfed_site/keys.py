@@ -101,8 +101,7 @@ def table(keys: list[Key], before: str = "") -> list[str]:
     lines = ["| key | meaning | values | default |", "|---|---|---|---|"]
     for key in keys:
         meaning = key.meaning[:1].upper() + key.meaning[1:]
-        cells = [f"`{before}{key.name}`", meaning, key.range, key.default]
-        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+        lines.append(kinds.row(f"`{before}{key.name}`", meaning, key.range, key.default))
     return lines
 
 
@@ -134,7 +133,7 @@ def _part(key: str, inner: Any, level: int, many: bool) -> list[str]:
         return lines
     lines = ["A list of these kinds:" if many else f"`{key}.kind` is one of:", ""]
     lines += ["| kind | |", "|---|---|"]
-    lines += [f"| `{name}` | {kinds.sentence(cls)} |" for name, cls in inner.items()]
+    lines += [kinds.row(f"`{name}`", kinds.sentence(cls)) for name, cls in inner.items()]
     for name, cls in inner.items():
         keys, parts = keys_of(cls), list(parts_of(cls))
         if keys or parts:

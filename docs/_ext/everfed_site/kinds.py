@@ -32,6 +32,11 @@ def rows(word: str) -> list[tuple[str, str, str]]:
     return out
 
 
+def row(*cells: str) -> str:
+    """A row of a table of Markdown; a bar in a text, such as |x|, does not end its cell."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
 class Kinds(SphinxDirective):
     required_arguments = 1
 
@@ -39,7 +44,7 @@ class Kinds(SphinxDirective):
         lines = ["| name | in Python | |", "|---|---|---|"]
         for name, public, text in rows(self.arguments[0]):
             python = f"{{py:obj}}`ef.{public} <everfed.{public}>`" if public else ""
-            lines.append(f"| `{name}` | {python} | {text.replace('|', chr(92) + '|')} |")
+            lines.append(row(f"`{name}`", python, text))
         return self.parse_text_to_nodes("\n".join(lines))
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from everfed.arrays import Floats
 from everfed.energy.fleet import Group
-from everfed.errors import InputError
+from everfed.errors import InputError, counted
 from everfed.showing import axes, svg
-from everfed.showing.card import Card, Grid, Shown, numeral
+from everfed.showing.card import Card, Grid, Shown, ends, numeral
 from everfed.showing.labels import fit_names
 
 _MOST_DOTS = 200  # clients of a group that are drawn
@@ -53,9 +53,9 @@ class ShownAudit(Shown):
                 ax.hlines(exact, place - 0.38, place + 0.38, color=axes.colour(1), linewidth=2.0, label=label)
         width = ax.get_figure().get_figwidth() * ax.get_position().width  # inches
         names = fit_names([group.label for group in groups], round(_LETTERS * width))
-        ax.set_xticks(range(len(groups)), names.texts, **names.how)
+        ax.set_xticks(names.at, names.texts, **names.how)
         ax.set(xlabel="energy group", ylabel="mean weight", ylim=(0, None))
-        axes.title(ax, f"How much clients count over {self.rounds:,} rounds, {self.seeds:,} seeds (1: by their data)")
+        axes.title(ax, f"How much clients count over {self._over()} (1: by their data)")
         axes.grid(ax)
         ax.legend(frameon=False, fontsize=9)
         return ax
@@ -65,6 +65,9 @@ class ShownAudit(Shown):
         if self.groups or self.mean_weight is None:
             return self.groups
         return [Group("all", np.arange(len(self.mean_weight)), (0, 0))]
+
+    def _over(self) -> str:
+        return f"{counted(self.rounds, 'round')}, {counted(self.seeds, 'seed')}"
 
     def _facts(self) -> list[tuple[str, str]]:
         return []
@@ -76,7 +79,7 @@ class ShownAudit(Shown):
             rows.append((group.label, f"{len(group.clients):,}", *cells))
         names = [name for name, _ in self._columns]
         grid = Grid.of(("measured (exact)", "clients", *names), rows) if rows else None
-        title = f"{type(self).__name__}: {self.rounds:,} rounds, {self.seeds:,} seeds"
+        title = f"{type(self).__name__}: {self._over()}"
         return Card(title, [("verdict", self.verdict), *self._facts()], grid, self._picture)
 
     def _picture(self) -> str:
@@ -89,7 +92,7 @@ class ShownAudit(Shown):
                 float(self.mean_weight[group.clients].mean()),
                 None if exact is None else float(exact[group.clients].mean()),
             )
-            for group in self._groups()[:10]
+            for group in ends(self._groups())
         ]
         return svg.dots(rows, "mean weight: measured ●, exact ○, by data at 1", 1.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 
 from everfed.cli import options as o
+from everfed.cli.run_table import Row, print_runs
 from everfed.cli.runs import Folders, found_in, tell_unreadable
-from everfed.cli.screen import Screen, table
+from everfed.cli.screen import Screen
 from everfed.errors import InputError, counted, unknown
 from everfed.report.distinct import distinct
 from everfed.report.lines import differing_keys, show
@@ -22,15 +21,13 @@ from everfed.report.measures import Unit
 from everfed.run import config
 from everfed.stats import finite
 from everfed.store import StoredRun, Unreadable, open_runs
-from everfed.studies.yardstick import ACCURACY, LOSS, yardstick
+from everfed.studies.yardstick import ACCURACY, LOSS
 
 STATES = ("done", "running", "stopped", "diverged", "unreadable")
 _AGO = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_MOST_SETTINGS = 6  # in a cell
 # They have columns of their own, or follow from the method.
 _NOT_SHOWN = ("seed", "plugins", "policy", "server")
 
-Row = dict[str, Any]
 # By the names of --sort; rows without a value come first, so that the best is next to the prompt.
 ORDERS: dict[str, Callable[[Row], Any]] = {
     "name": lambda row: row["run"],
@@ -87,59 +84,10 @@ def runs(
     if screen.as_json:
         screen.json(rows)
         return
-    _print(screen, found, rows)
+    print_runs(screen, found, rows)
     if hidden := len(known.runs) + len(unreadable) - len(rows):
         screen.note(f"{counted(hidden, 'run')} of {hidden + len(rows):,} do not match and are not listed.")
     tell_unreadable(screen, lost)
-
-
-def _print(screen: Screen, found: Sequence[StoredRun], rows: Sequence[Row]) -> None:
-    # A list compares nothing: runs with an accuracy keep it beside others that have a loss alone.
-    judged = {yardstick([run]) for run in found if run.final} or {ACCURACY}
-    shown = [one for one in (ACCURACY, LOSS) if one in judged]
-    names = [_head(label) for one in shown for label in (one.label, one.worst_label)]
-    methods, seeds = ({row[key] for row in rows} - {None} for key in ("method", "seed"))
-    words = ["run", "date", *["method"] * (len(methods) > 1), *["settings"] * any(row["settings"] for row in rows)]
-    columns = [*words, *["seed"] * (len(seeds) > 1), "state", "rounds", *names, "energy\nspent"]
-    root = _root([row["run"] for row in rows])
-    out = table(f"{counted(len(rows), 'run')}{f' in {root}' * bool(root)}", columns, left=[*words, "state"])
-    out.box = box.SIMPLE_HEAD  # names need the room
-    for column in out.columns:
-        column.no_wrap = column.header not in ("run", "settings", "method")
-    for row in rows:
-        cells = {
-            "run": os.path.relpath(row["run"], root) if root else row["run"],
-            "date": _local(row["date"]),
-            "method": row["method"] or "-",
-            "settings": _said(row["settings"]),
-            "seed": "-" if row["seed"] is None else str(row["seed"]),
-            "state": row["state"] + " early" * row.get("stopped_early", False),
-            "rounds": "-" if row["rounds"] is None else f"{row['rounds_done']}/{row['rounds']}",
-            "energy\nspent": row["spent_text"] or "-",
-        }
-        for one in shown:
-            cells |= {_head(one.label): one.text(row[one.name])}
-            cells |= {_head(one.worst_label): one.text(row[f"worst_group_{one.name}"])}
-        out.add_row(*(cells[column] for column in columns))
-    screen.out.print(out)
-
-
-def _head(label: str) -> str:
-    """A heading in two lines."""
-    first, space, last = label.partition(" ")
-    return f"{first}\n{last}" if space else label
-
-
-def _root(places: Sequence[str]) -> str:
-    """The folder that all runs lie in, if it is worth a heading."""
-    root = os.path.commonpath([os.path.dirname(place) or "." for place in places]) if places else ""
-    return "" if root in ("", ".", os.sep) else root
-
-
-def _said(settings: Mapping[str, Any]) -> str:
-    lines = [f"{key}={show(value)}" for key, value in settings.items()]
-    more = [f"and {len(lines) - _MOST_SETTINGS} more"] if len(lines) > _MOST_SETTINGS else []
-    return "\n".join(lines[:_MOST_SETTINGS] + more)
 
 
 class _Asked:
@@ -219,11 +167,6 @@ def _started(run: StoredRun) -> datetime | None:
         return datetime.fromisoformat(str(run.environment.get("started")))
     except ValueError:
         return None
-
-
-def _local(date: str | None) -> str:
-    """In the local zone, to the minute."""
-    return datetime.fromisoformat(date).astimezone().strftime("%Y-%m-%d %H:%M") if date else "-"
 
 
 def _apart(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:

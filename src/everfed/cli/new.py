@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import Field, is_dataclass
@@ -48,7 +49,7 @@ def new(
     if path.exists() and not force:
         raise InputError(f"'{path}' exists; choose another name, or replace it with --force.")
     write_atomically(path, starting_file(path.name))
-    screen.out.print(f"{path}; run it with: everfed run {path}")
+    screen.out.print(f"{path}; run it with: everfed run {shlex.quote(str(path))}")
 
 
 def starting_file(name: str = "experiment.toml") -> str:
@@ -56,7 +57,7 @@ def starting_file(name: str = "experiment.toml") -> str:
     default = Experiment()
     head = (
         "An experiment of everfed. Every value is the default, so lines that you do not change can go. Lines such as "
-        f"#validation = 0.0 are seldom needed: remove the # to set one. Run it with: everfed run {name}"
+        f"#validation = 0.0 are seldom needed: remove the # to set one. Run it with: everfed run {shlex.quote(name)}"
     )
     lines = [
         *_prose(head),

@@ -142,7 +142,7 @@ def _details(record: RoundRecord, accuracy: list[float], loss: list[float], unit
     word = "arrived " if record.arrived else "training"
     lines.append(f"{word}  {len(record.participants):8,}  {took_part} {record.round_weight:.2f}")
     spent, harvested, wasted = (spent_energy(a, unit) for a in (books.spent, books.harvested, books.wasted))
-    lines.append(f"energy    {spent:>8}  spent of {harvested} harvested, {wasted} wasted")
+    lines.append(f"energy    {spent:>8}  spent, {harvested} harvested, {wasted} wasted")
     return "\n".join(lines)
 
 

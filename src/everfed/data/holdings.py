@@ -14,8 +14,11 @@ from everfed.energy.sampled import sample
 from everfed.errors import InputError, counted
 from everfed.showing import axes
 from everfed.showing.card import Card, span
+from everfed.showing.labels import fit_names, names_beside
 
 _MOST_CLASSES = 200  # columns of a picture
+_MOST_LINES = 30  # between groups; more would hide what they part
+_ROOM = 60  # letters below the axes
 
 
 def card(data: Any, picture: Callable[[], str] | None = None) -> Card:
@@ -52,12 +55,14 @@ def plot(data: Any, fleet: Fleet | None, most: int, ax: Any) -> Any:
     some = "" if len(clients) == len(data) else f", {len(clients)} of {len(data):,}"
     if counts is None:
         ax.bar(np.arange(len(clients)), data.sizes()[clients], color=axes.colour(0), width=0.85)
-        ax.set(xlabel=f"client{some}", ylabel="samples")
+        ax.set(xlabel=f"client{some}", ylabel="samples", ylim=(0, None))
+        axes.whole(ax.xaxis)
         axes.grid(ax)
     else:
         drawn = ax.imshow(counts, aspect="auto", cmap=axes.ramp(), interpolation="nearest", vmin=0)
         ax.figure.colorbar(drawn, ax=ax, label="samples", fraction=0.05)
         ax.set(xlabel="class", ylabel=f"client{some}", xticks=_ticks(data.classes))
+        axes.whole(ax.yaxis)
     if fleet is not None:
         _mark_groups(ax, fleet, clients, counts is not None)
     axes.title(ax, f"Who holds what: {data.name}, {int(data.sizes().sum()):,} samples")
@@ -67,20 +72,22 @@ def plot(data: Any, fleet: Fleet | None, most: int, ax: Any) -> Any:
 def _mark_groups(ax: Any, fleet: Fleet, clients: Ints, down: bool) -> None:
     """Names of the energy groups where their clients are, and lines between them."""
     middles, names, first = [], [], 0
-    for group in fleet.groups():
+    groups = fleet.groups()
+    for group in groups:
         inside = int(np.isin(clients, group.clients).sum())
         if not inside:
             continue
         middles.append(first + (inside - 1) / 2)
         names.append(group.label)
         first += inside
-        if first < len(clients):
+        if first < len(clients) and len(groups) <= _MOST_LINES:
             (ax.axhline if down else ax.axvline)(first - 0.5, color="#888888", linewidth=0.8)
     if down:
-        ax.set_yticks(middles, names)
+        names_beside(ax, middles, names, len(clients))
         ax.set_ylabel("clients by energy group")
     else:
-        ax.set_xticks(middles, names)
+        fitted = fit_names(names, _ROOM)
+        ax.set_xticks([middles[i] for i in fitted.at], fitted.texts, **fitted.how)
         ax.set_xlabel("clients by energy group")
 
 

@@ -228,7 +228,7 @@ class Fleet(Shown):
         shown = self._drawn_rounds() if rounds is None else checked("rounds", rounds, Count)
         self.check_rounds(shown)
         for place, (label, paid) in enumerate(self._paid_for(shown, seed)):
-            ax.plot(np.arange(1, shown + 1), paid, color=axes.colour(place), linewidth=1.8, label=label)
+            ax.plot(np.arange(1, shown + 1), paid, **axes.look(place), linewidth=1.8, label=label)
         ax.set(xlabel="round", ylabel="units harvested per client", xlim=(0, shown), ylim=(0, None))
         axes.whole_rounds(ax)
         axes.title(ax, f"What the harvest pays for, in rounds of training: {counted(len(self), 'client')}")
@@ -256,7 +256,7 @@ class Fleet(Shown):
         mean = float((1.0 / self.cycles()).sum())
         facts = [
             ("energy arrives", kind or type(self.arrivals).__name__),
-            ("pays for", f"{numeral(mean)} clients a round, on average"),
+            ("pays for", f"{numeral(mean)} client{'s' * (mean != 1.0)} a round, on average"),
         ]
         if self.storage is not IDEAL:
             facts.append(("batteries", _storage_words(self.storage)))

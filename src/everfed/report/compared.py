@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from everfed.errors import InputError, counted, some, unknown, warn
 from everfed.methods import METHODS
 from everfed.report.clock import clock
@@ -71,13 +73,14 @@ class Comparison(Shown):
                     row |= {f"{name}_{p}": difference[p] for p in ("pairs", "p", "p_holm", "p_flip")}
             rows.append(row | {"participations": found["participations"], "fairness": found["fairness"]["mean"]})
         names = dict.fromkeys(name for row in rows for name in row)
-        return frame({name: [row.get(name) for row in rows] for name in names}, index="label")
+        columns = {name: [np.nan if row.get(name) is None else row[name] for row in rows] for name in names}
+        return frame(columns, index="label")
 
     def plot(self, *, ax: Any = None) -> Any:
         """Accuracy or loss over the rounds: mean over seeds with its 95 % interval; returns Matplotlib's axes."""
         judged, shown = yardstick(self.runs), [run for run in self.runs if run.final]
         if not shown:
-            raise InputError("none of the runs has an accuracy or a loss to draw: they were not evaluated.")
+            raise InputError("there is no accuracy or loss to draw: the runs diverged, or they were not evaluated.")
         ax = axes.axes(ax, (7.2, 4.2))
         over_time(ax, lines(shown), judged.of, judged, clock(shown))
         ax.set_ylabel(judged.label.replace(" %", " (%)"))

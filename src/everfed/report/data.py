@@ -11,13 +11,14 @@ import numpy as np
 
 from everfed.arrays import Floats
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, counted
+from everfed.errors import InputError
 from everfed.learning.metrics import Metrics
 from everfed.report.arrivals import arrivals
 from everfed.report.clock import clock
 from everfed.report.distinct import distinct
 from everfed.report.fleets import Fleets
-from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, fleet_key, lines, show
+from everfed.report.headline import headline, mean_of, summary_of, title_of
+from everfed.report.lines import Curve, Line, by_group, curve, evaluated_on, evaluations, lines, show
 from everfed.report.measures import (
     ACCOUNTS,
     LATE_ROUNDS,
@@ -34,9 +35,6 @@ from everfed.report.raster import MOST_ROUNDS, batteries, raster
 from everfed.report.settings import environments, settings
 from everfed.report.sweeps import sweeps
 from everfed.report.verdicts import verdicts
-from everfed.run.config import to_dict
-from everfed.run.experiment import kind_of
-from everfed.run.live import KIND
 from everfed.store.reading import StoredRun
 from everfed.studies.comparison import differences, incomparable
 from everfed.studies.yardstick import Yardstick, yardstick
@@ -63,9 +61,9 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         body["verdict"] = verdict
     swept = sweeps(drawn)
     return {
-        "title": title or _title(begun),
-        "headline": _headline(bodies, evaluated_on(begun), judged, bool(swept)),
-        "summary": _summary(known.runs, drawn),
+        "title": title or title_of(begun),
+        "headline": headline(begun, bodies, judged, bool(swept)),
+        "summary": summary_of(known.runs, drawn),
         "notes": [*notes(known, drawn), *incomparable(_labelled(drawn), _reference(drawn))],
         "lines": bodies,
         "sweeps": [sweep.to_dict() for sweep in swept],
@@ -81,7 +79,7 @@ def page_data(runs: Sequence[StoredRun], title: str | None = None) -> dict[str, 
         "weight_edges": [short(e) for e in edges.tolist()],
         "differences": _differences(drawn),
         "measure": judged.to_dict(),
-        "target": judged.goal(_mean(body, judged.name) for body in bodies),
+        "target": judged.goal(mean_of(body, judged.name) for body in bodies),
         "evaluated_on": evaluated_on(begun),
         "late_rounds": LATE_ROUNDS,
         "settings": settings(begun, drawn),
@@ -211,80 +209,3 @@ def _run(run: StoredRun, line: int, fleets: Fleets, unit: Unit, judged: Yardstic
         "battery": batteries(run, fleets.built[place], chosen),
         "cut": len(run.rounds) > MOST_ROUNDS,
     }
-
-
-def _title(runs: Sequence[StoredRun]) -> str:
-    """What the runs are of: "Digits, by-energy and iid splits, 12 to 40 clients"."""
-    each = {fleet_key(run.experiment): run.experiment for run in runs}
-    sizes = sorted({len(experiment.make_fleet()) for experiment in each.values()})
-    data = [to_dict(run.experiment.data) for run in runs]
-    owned = [one["kind"] == KIND for one in data]  # by clients already, so that no split applies
-    names = list(dict.fromkeys(str(d["name"] if own else d["kind"]) for d, own in zip(data, owned, strict=True)))
-    splits = list(dict.fromkeys(kind_of(run.experiment.split) for run, own in zip(runs, owned, strict=True) if not own))
-    said = _several(names, "data sets")
-    parts = [said[0].upper() + said[1:]]
-    if splits:
-        parts.append(f"{_several(splits, 'kinds of')} split{'s' * (len(splits) > 1)}")
-    clients = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-    return ", ".join([*parts, f"{clients} client{'s' * (sizes != [1])}"])
-
-
-def _several(names: Sequence[str], what: str) -> str:
-    """Up to three names, or how many there are."""
-    if len(names) > 3:
-        return f"{len(names)} {what}"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _headline(bodies: Sequence[dict[str, Any]], tested: str, judged: Yardstick, swept: bool) -> str:
-    """The finding in one sentence: Algorithm 1 first where it is there, then the others by accuracy; of a sweep, the
-    best settings of each method."""
-    bodies = [b for b in bodies if not b["lost"]] or bodies  # what diverged is not the best, whatever it had reached
-    known = [b for b in bodies if _mean(b, "accuracy") is not None]
-    if not known or not judged.percent:
-        losses = [(_mean(b, "loss"), b["label"]) for b in bodies if b["final"]["loss"]]
-        if not losses:
-            return "No run has been evaluated yet."
-        losses.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
-        said = [f"{label} {'is not finite' if loss is None else f'{loss:.4g}'}" for loss, label in losses]
-        return f"Final {tested} loss: {'; '.join(said)}."
-    known.sort(key=lambda b: -b["final"]["accuracy"]["mean"])
-    best: dict[str, dict[str, Any]] = {}
-    for body in known:
-        best.setdefault(body["method"] if swept else body["label"], body)
-    # By accuracy, after the best of Algorithm 1.
-    ranked = sorted(best.values(), key=lambda b: b["method"] != "algorithm1")
-    chosen = ranked if len(ranked) <= 4 else [ranked[0], ranked[1], ranked[-1]]
-    parts = [_reached(body, first=body is ranked[0]) for body in chosen]
-    rest = f" ({len(ranked) - 3} more lie between the last two)" if len(ranked) > 4 else ""
-    chosen_by = "With the best settings" + " of each method" * (len(best) > 1) + ": " if len(best) < len(known) else ""
-    return chosen_by + "; ".join(parts) + rest + "."
-
-
-def _mean(body: dict[str, Any], name: str) -> float | None:
-    moments = body["final"][name]
-    return None if moments is None else moments["mean"]
-
-
-def _reached(body: dict[str, Any], first: bool) -> str:
-    final = body["final"]
-    words = f"{body['label']} {'reaches ' if first else ''}{100 * final['accuracy']['mean']:.1f} %"
-    if _mean(body, "worst_group") is not None:
-        words += f" ({'worst energy group ' if first else ''}{100 * final['worst_group']['mean']:.1f} %)"
-    return words + (f", but {body['diverged']} diverged" if body["diverged"] else "")
-
-
-def _summary(runs: Sequence[StoredRun], drawn: Sequence[Line]) -> str:
-    seeds = {run.experiment.seed for run in runs}
-    methods = {line.method for line in drawn}
-    parts = [counted(len(runs), "run"), counted(len(methods), "method"), counted(len(seeds), "seed")]
-    states = Counter(run.state for run in runs)
-    words = ", ".join(parts)
-    if set(states) == {"done"}:
-        return f"{words}; all done."
-    said = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    words += f"; not all are done: {said}."
-    if any(run.state != "done" for line in drawn for run in line.runs):
-        words += " Where no run of a method is done, runs count with their last evaluation."
-    empty = sum(not run.rounds and run.state != "diverged" for run in runs)
-    return words + (f" {counted(empty, 'run')} without a finished round left out." if empty else "")

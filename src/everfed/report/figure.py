@@ -61,7 +61,7 @@ def figure(runs: Sequence[StoredRun], path: Path, title: str | None = None, kind
     known = lines(runs)
     drawn = [line for line in known if curve(line.runs, judged.of) is not None]
     if not drawn:
-        raise InputError("none of the runs has an accuracy or a loss to draw: they were not evaluated.")
+        raise InputError("there is no accuracy or loss to draw: the runs diverged, or they were not evaluated.")
     if kind not in KINDS:
         raise InputError(f"a figure's kind is one of {', '.join(KINDS)}; got '{kind}'.")
     points = [line for line in known if line in drawn or line.lost]  # a cross, where no evaluation is left
@@ -144,7 +144,7 @@ def _final_groups(axes: Any, drawn: Sequence[Line], judged: Yardstick) -> None:
         xlabel="" if named else "rounds to harvest one round's energy",
     )
     names = fit_names(groups, _ROOM)
-    axes.set_xticks(range(len(groups)), names.texts, **names.how)
+    axes.set_xticks(names.at, names.texts, **names.how)
 
 
 def _spread_said(drawn: Sequence[Line]) -> str:

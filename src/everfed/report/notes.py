@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from everfed.energy.fleet import Fleet
 from everfed.errors import counted, some
-from everfed.report.distinct import COUNTED_ONCE, Distinct
+from everfed.report.distinct import COUNTED_ONCE, Distinct, exactly
 from everfed.report.lines import FleetKey, Line, differing_keys, fleet_key, own_settings, show
 from everfed.run.experiment import kind_of
 from everfed.run.live import Live
@@ -22,7 +23,8 @@ _MOST_COPIES = 3  # that are named one by one
 def notes(known: Distinct, drawn: Sequence[Line]) -> list[str]:
     """Sentences about these lines, which were made of these runs."""
     silent = silences((line.label, line.runs) for line in drawn)
-    return [*_few(known.notes), *_empty(known.runs), *_lost(drawn), *_mixed(drawn), *attacks(drawn), *silent]
+    mixed = [*_mixed(drawn), *_objects(drawn)]
+    return [*_few(known.notes), *_empty(known.runs), *_lost(drawn), *mixed, *attacks(drawn), *silent]
 
 
 def _few(said: Sequence[str]) -> list[str]:
@@ -76,6 +78,25 @@ def _mixed(drawn: Sequence[Line]) -> list[str]:
         if len(versions) > 1:
             made_by = ", ".join(sorted(versions))
             said.append(f"{line.label}: its runs were made by different versions of everfed: {made_by}.")
+    return said
+
+
+def _objects(drawn: Sequence[Line]) -> list[str]:
+    """Seeds that stay apart, since each was given a module of its own that had its random weights already."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in drawn:
+        model = line.experiment.model
+        if isinstance(model, Live) and "model" in line.settings:
+            found.setdefault((line.experiment.title, model.name), []).append(line)
+    said = []
+    for (title, name), several in found.items():
+        rest = {exactly({k: v for k, v in line.settings.items() if k != "model"}) for line in several}
+        seeds = [{run.experiment.seed for run in line.runs} for line in several]
+        if len(several) > 1 and len(rest) == 1 and all(not a & b for a, b in itertools.combinations(seeds, 2)):
+            said.append(
+                f"{title}: {len(several)} models '{name}' with other weights, so their seeds are not "
+                "averaged. Give the class or a function that makes the model, which is called under each seed."
+            )
     return said
 
 

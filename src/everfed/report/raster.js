@@ -62,11 +62,14 @@ class Raster {
     this.paint();
     const labels = make("div", { class: "rows", style: { height: size.height, "flex-basis": `${beside}px` } });
     const overlay = make("div", { class: "lines" });
-    let row = 0;
+    let [row, free] = [0, -Infinity]; // of many groups, the names that have room
     for (const group of fleet.groups) {
       const middle = (row + group.rows / 2) * cellHeight;
-      labels.append(make("span", { style: { top: `${middle}px`, width: `${beside - 4}px` }, title: group.label }, group.label));
-      if (row) overlay.append(make("i", { style: { top: `${row * cellHeight}px`, width: size.width } }));
+      if (middle >= free) {
+        labels.append(make("span", { style: { top: `${middle}px`, width: `${beside - 4}px` }, title: group.label }, group.label));
+        free = middle + 15;
+      }
+      if (row && fleet.groups.length <= 30) overlay.append(make("i", { style: { top: `${row * cellHeight}px`, width: size.width } }));
       row += group.rows;
     }
     const axis = draw("svg", { class: "chart below", width: rounds * cellWidth + 12, height: 38, "aria-hidden": "true" });

@@ -101,7 +101,7 @@ def _panel(axes: Any, drawn: Sequence[Line], sweep: Sweep, judged: Yardstick, va
         axes.set_xscale("log")
         axes.minorticks_off()
     names = fit_names(sweep.shown, 48)
-    axes.set_xticks(at, names.texts, **names.how)
+    axes.set_xticks([at[i] for i in names.at], names.texts, **names.how)
     if sweep.kind in ("names", "steps"):
         axes.set_xlim(-0.5, len(at) - 0.5)
     if judged.percent:

@@ -36,7 +36,8 @@ function sweepSection() {
   // Of one setting there is room for a second chart: what the worst group gets.
   const worst = metrics.find(([name]) => name.endsWith("worst energy group"));
   const chosen = () => metrics[Number(select.value)];
-  const charts = data.sweeps.length === 1 && worst ? [[data.sweeps[0], chosen], [data.sweeps[0], () => worst]] : data.sweeps.map((sweep) => [sweep, chosen]);
+  const has = (sweep, metric) => sweep.series.some(({ lines }) => lines.some((i) => metric[1](data.lines[i])?.mean != null));
+  const charts = data.sweeps.length === 1 && worst && has(data.sweeps[0], worst) ? [[data.sweeps[0], chosen], [data.sweeps[0], () => worst]] : data.sweeps.map((sweep) => [sweep, chosen]);
   const hosts = charts.map(([sweep], i) => {
     const host = make("div", { class: "host", id: `sweep-${i}` });
     const legend = make("div", { class: "legend others" }, ...sweep.others.map(({ label, style }, k) =>

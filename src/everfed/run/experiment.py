@@ -111,29 +111,30 @@ class Experiment(Shown, Checked):
     fleet: FleetSpec | Fleet = CycleFleet()  # the clients and their energy
     policy: Policy = UniformWindow()  # when a client trains, and the scale of its update
     server: ServerRule = Sum()  # how updates are weighted and added up
-    server_optimizer: ServerOptimizer = ServerSGD()  # how that sum moves the model
+    server_optimizer: ServerOptimizer = ServerSGD()  # how the sum of updates moves the model
     model: ModelPart = Mlp()  # what is trained
     # The optimiser of local steps. With a decaying rate, the noise of unequal participation fades.
     client: Optimizer = SGD(lr=0.2, schedule=Cosine(final=0.1))
     gradients: tuple[GradientRule, ...] = ()  # applied to gradients before the client's step, in this order
-    compression: Compressor = Whole()  # of updates, before they are sent
-    rounds: Count = 400  # of the run
+    compression: Compressor = Whole()  # how updates are made smaller before they are sent
+    rounds: Count = 400  # how many rounds the run has
     local_steps: Count = 5  # T: optimiser steps of a client in a round
     batch_size: Count = 10  # samples of a local step
     keep_state: bool = True  # whether a client's optimiser state persists to its next round
-    state_place: Place = "device"  # where it is kept: device (the one that trains) or disk
+    state_place: Place = "device"  # where that state is kept: device (the one that trains) or disk
     eval_every: CountOrZero = 0  # rounds between evaluations; 0: twenty times in the run
-    seed: Seed = 0  # of all random draws
+    seed: Seed = 0  # seed of all random draws
     device: Annotated[str, ("auto", "cpu", "cuda")] = "auto"  # where it trains; auto: on a GPU if there is one
-    trainer: str = field(default="auto", metadata={"names": "trainer"})  # auto: the fastest that fits
-    # Whether to compare it with plain autograd on a few of the run's samples before the run.
+    # What computes the local steps; auto: the fastest that fits.
+    trainer: str = field(default="auto", metadata={"names": "trainer"})
+    # Whether to compare the trainer with plain autograd on a few of the run's samples before the run.
     check_trainer: bool = _later(True)
-    precision: Annotated[str, tuple(PRECISIONS)] = "float32"  # of products, on a GPU
+    precision: Annotated[str, tuple(PRECISIONS)] = "float32"  # numbers in which a GPU multiplies
     # Each kind of random draw can have its own seed.
-    split_seed: Seed | None = _later(None)  # of the split over clients; left out: `seed`
-    init_seed: Seed | None = _later(None)  # of the initial weights; left out: `seed`
-    batch_seed: Seed | None = _later(None)  # of minibatches, crops and dropout; left out: `seed`
-    schedule_seed: Seed | None = _later(None)  # of energy and of the schedule; left out: `seed`
+    split_seed: Seed | None = _later(None)  # seed of the split over clients; left out: `seed`
+    init_seed: Seed | None = _later(None)  # seed of the initial weights; left out: `seed`
+    batch_seed: Seed | None = _later(None)  # seed of minibatches, crops and dropout; left out: `seed`
+    schedule_seed: Seed | None = _later(None)  # seed of energy and of the schedule; left out: `seed`
     # The fraction of the training samples that is held out and evaluated on instead of the test set.
     validation: BelowOne = _later(0.0)
     # A validation set beside the test set, by which the run keeps its best model and may end early.

@@ -154,10 +154,12 @@ class History(Shown):
         ax = axes.axes(ax)
         percent = 100.0 if "accuracy" in name else 1.0
         inside = self._group_curves(name, on) if groups else {}
+        # One evaluation is a point, seen whole at the end of the axis.
+        alone: dict[str, Any] = {"marker": "o", "clip_on": False} if len(rounds) == 1 else {}
         for place, (label, (x, y)) in enumerate(inside.items()):
-            ax.plot(x, percent * np.array(y), color=axes.colour(place), linewidth=1.0, label=label)
+            ax.plot(x, percent * np.array(y, float), **axes.look(place), linewidth=1.0, label=label, **alone)
         whole = percent * np.array(values, float)
-        ax.plot(rounds, whole, color="#222222", linewidth=2.2, label="all", marker="o" if len(rounds) == 1 else "")
+        ax.plot(rounds, whole, color="#222222", linewidth=2.2, label="all", **alone)
         ax.set(xlabel="round", ylabel=f"{name} (%)" if percent > 1 else name, xlim=(0, len(self.rounds)))
         axes.whole_rounds(ax)
         if percent > 1:
@@ -191,15 +193,16 @@ class History(Shown):
         facts = []
         if final := self.final:
             known = {"accuracy": final.accuracy, "worst group": final.worst_group_accuracy}
-            said = [f"{name} {100 * value:.1f} %" for name, value in known.items() if value is not None]
+            said = [f"{name} {_percent(value)}" for name, value in known.items() if value is not None]
             own = [f"{name} {numeral(value)}" for name, value in list(final.own.items())[:4]]
-            facts.append(("test set", ", ".join([*said, f"loss {final.loss:.4f}", *own])))
+            facts.append(("test set", ", ".join([*said, f"loss {numeral(final.loss)}", *own])))
         if self.model_round is not None and self.model_round < len(self.rounds):
             facts.append(("model", f"of round {self.model_round}, kept by early stopping"))
         if self.rounds:
             books, unit = self.energy, self._energy_unit()
             facts.append(("participations", f"{self.participations:,}"))
-            spent = f"{numeral(books.spent)} spent of {numeral(books.harvested)}{unit} harvested"
+            # Not "of": batteries may begin with energy that was not harvested.
+            spent = f"{numeral(books.spent)}{unit} spent, {numeral(books.harvested)} harvested"
             facts.append(("energy", f"{spent}, {numeral(books.wasted)} wasted"))
         facts.append(("parameters", f"{sum(value.numel() for value in self.params.values()):,}"))
         return facts
@@ -214,21 +217,28 @@ class History(Shown):
         accuracies, losses = (final.group_accuracy or {}, final.group_loss or {}) if final else ({}, {})
         rows = []
         for label in dict.fromkeys([*accuracies, *losses]):
-            reached = f"{100 * accuracies[label]:.1f} %" if label in accuracies else "-"
-            rows.append((label, reached, numeral(losses.get(label))))
+            rows.append((label, _percent(accuracies.get(label)), numeral(losses.get(label))))
         return Grid.of(("energy group", "accuracy", "loss"), rows) if rows else None
 
     def _picture(self) -> str:
         name = self._judged_by()
         rounds, values = self.curve(name)
-        shown: list[tuple[str, Any, Any]] = [("all", rounds, [np.nan if v is None else v for v in values])]
-        inside = self._group_curves(name)
-        if inside:
-            worst = (np.nanmin if name == "accuracy" else np.nanmax)([y for _, y in inside.values()], axis=0)
-            shown.append(("worst group", rounds, worst))
+        shown: list[tuple[str, Any, Any]] = [("all", rounds, np.array(values, float))]
+        by_round: dict[int, list[float]] = {}
+        for x, y in self._group_curves(name).values():
+            for done, value in zip(x, np.array(y, float), strict=True):
+                if not np.isnan(value):
+                    by_round.setdefault(done, []).append(value)
+        if by_round:
+            at, worst = sorted(by_round), min if name == "accuracy" else max
+            shown.append(("worst group", at, [worst(by_round[done]) for done in at]))
         if name == "accuracy":
             shown = [(label, x, 100.0 * np.asarray(y, float)) for label, x, y in shown]
         return svg.lines(shown, f"{name} %" if name == "accuracy" else name, 0.0)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{100 * value:.1f} %"
 
 
 def _row(record: RoundRecord) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def split(docstring: str, names: list[str]) -> tuple[str, dict[str, str]]:
             kept.append(before)
         for this, following in zip(starts, [*starts[1:], None], strict=True):
             text = " ".join(paragraph[this.end() : following.start() if following else None].split())
-            found |= dict.fromkeys(re.split(r", | and ", this[1]), text)
+            found |= dict.fromkeys(re.split(r", | and ", this[1]), text.rstrip(";"))
     return "\n\n".join(kept), found
 
 

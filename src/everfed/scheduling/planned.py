@@ -21,7 +21,9 @@ from everfed.showing import axes, svg
 from everfed.showing.card import Card, Grid, Shown, numeral
 from everfed.showing.colours import PALETTE
 from everfed.showing.frames import frame
+from everfed.showing.labels import names_beside
 
+_MOST_LINES = 30  # between groups; more would hide what they part
 _GLANCE = 20_000_000  # clients x rounds that are planned for a card
 _BYTES_A_ROW = 24
 
@@ -78,17 +80,18 @@ class Plan(Shown):
         shown = min(self.rounds, 100 if rounds is None else checked("rounds", rounds, Count))
         clients, scales = self._raster(shown, most)
         codes, names, first = np.zeros(scales.shape), [], 0
-        for place, group in enumerate(self.fleet.groups()):
+        groups = self.fleet.groups()
+        for place, group in enumerate(groups):
             rows = np.flatnonzero(np.isin(clients, group.clients))
             if not len(rows):
                 continue
             codes[rows] = (place % len(PALETTE) + 1) * (scales[rows] > 0)
             names.append((first + (len(rows) - 1) / 2, group.label))
             first += len(rows)
-            if first < len(clients):
+            if first < len(clients) and len(groups) <= _MOST_LINES:
                 ax.axhline(first - 0.5, color="#bbbbbb", linewidth=0.8)
         axes.cells(ax, codes)
-        ax.set_yticks([at for at, _ in names], [label for _, label in names])
+        names_beside(ax, [at for at, _ in names], [label for _, label in names], len(clients))
         some = "" if len(clients) == len(self.fleet) else f", {len(clients)} of {len(self.fleet):,}"
         ax.set(xlabel="round", ylabel=f"clients by energy group{some}")
         axes.whole_rounds(ax)
@@ -130,7 +133,8 @@ class Plan(Shown):
         if rounds < min(self.rounds, 10):  # too large for a glance
             return ""
         clients, scales = self._raster(rounds, 24)
-        said = f"rounds 0 to {rounds - 1} across, {counted(len(clients), 'client')} down, well powered first"
+        across = "round 0" if rounds == 1 else f"rounds 0 to {rounds - 1}"
+        said = f"{across} across, {counted(len(clients), 'client')} down, well powered first"
         return svg.raster(scales / max(scales.max(), 1e-300), "who trains when (stronger: larger scale)", said)
 
 

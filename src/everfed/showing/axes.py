@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from everfed.arrays import Floats
 from everfed.showing.colours import PALETTE
 
 _GRID = "#e3e3e3"
+_DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_WIDEST = 34  # letters of a legend's line
+_HIGHEST = 12  # lines of a legend
 
 
 def axes(ax: Any = None, size: tuple[float, float] = (6.4, 3.6)) -> Any:
@@ -34,9 +38,14 @@ def title(ax: Any, text: str) -> None:
 
 def whole_rounds(ax: Any) -> None:
     """Ticks of x at whole rounds: there is none between two."""
+    whole(ax.xaxis)
+
+
+def whole(axis: Any) -> None:
+    """Ticks at whole numbers, even where there is but one."""
     from matplotlib.ticker import MaxNLocator
 
-    ax.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10], integer=True))
+    axis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def percents(ax: Any) -> None:
@@ -51,6 +60,11 @@ def percents(ax: Any) -> None:
 
 def colour(place: int) -> str:
     return PALETTE[place % len(PALETTE)]
+
+
+def look(place: int) -> dict[str, Any]:
+    """The colour and the dash of one of many curves: dashes tell apart those that share a colour."""
+    return {"color": colour(place), "linestyle": _DASHES[place // len(PALETTE) % len(_DASHES)]}
 
 
 def ramp() -> Any:
@@ -73,11 +87,30 @@ def cells(ax: Any, codes: Floats) -> None:
 
 
 def legend(ax: Any) -> None:
-    """Inside where it hides least; of many names beside the axes; of one name none."""
-    names = ax.get_legend_handles_labels()[1]
+    """Inside where it hides least; of many names beside the axes, those that have room and the last; of one none."""
+    handles, names = ax.get_legend_handles_labels()
     if len(names) < 2:
         return
-    outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if len(names) > 5 else {"loc": "best"}
-    made = ax.legend(frameon=False, fontsize=9, **outside)
+    texts = [_wrapped(name) for name in names]
+    shown, room = [], _HIGHEST - 1 - texts[-1].count("\n")
+    for handle, text in zip(handles[:-1], texts[:-1], strict=True):
+        room -= 1 + text.count("\n")
+        if room < 0:
+            break
+        shown.append((handle, text))
+    if hidden := len(names) - 1 - len(shown):
+        from matplotlib.lines import Line2D
+
+        shown.append((Line2D([], [], linestyle="none"), f"… and {hidden:,} more"))
+    shown.append((handles[-1], texts[-1]))
+    large = len(shown) > 5 or any("\n" in text for _, text in shown)
+    outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if large else {"loc": "best"}
+    made = ax.legend(*zip(*shown, strict=True), frameon=False, fontsize=9, **outside)
     for text in made.get_texts():
         text.set_parse_math(False)
+
+
+def _wrapped(name: str) -> str:
+    """In at most three lines, since names may differ in their ends alone."""
+    parts = textwrap.wrap(name, _WIDEST, break_on_hyphens=False, max_lines=3, placeholder=" …")
+    return "\n".join(parts) or name

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from html import escape
 from typing import Any, Protocol
 
+from everfed.showing.card import printable
+
 _DELAY_S = 0.5  # what is done by then shows nothing
 _EVERY_S = 0.1  # between two drawings
 _drawing: list[Bars] = []  # the outermost bars, once they are drawn
@@ -102,7 +104,7 @@ class Terminal:
         self.progress = Progress(label, BarColumn(20), MofNCompleteColumn(), *times, result)
         self.tasks = {}
         for name, total in bars.totals.items():
-            self.tasks[name] = self.progress.add_task(_printable(name), total=total, result="")
+            self.tasks[name] = self.progress.add_task(printable(name), total=total, result="")
         for task in self.progress.tasks:
             task.start_time = bars.began
         self.text = Text("")
@@ -158,11 +160,6 @@ def one_line(bars: Bars) -> tuple[str, str]:
     bar = f'<progress max="{total}" value="{done}" style="width:12em;vertical-align:middle"></progress>'
     plain = f"{label} {100 * done // total} % ({words})".strip()
     return plain, f'<div style="font-size:13px">{escape(label)} {bar} {escape(words)}</div>'
-
-
-def _printable(label: str) -> str:
-    """Names may come from files of others: control characters would be obeyed by the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in label)
 
 
 def _names(bars: Bars) -> dict[str, str]:

@@ -10,8 +10,10 @@ import numpy as np
 
 from everfed.arrays import Floats
 from everfed.showing.colours import MIDDLE
+from everfed.showing.labels import cut_short
 
 WIDTH, HEIGHT = 330, 150
+_LETTERS = 20  # of a name beside dots
 _MOST_POINTS = 300  # of a curve; a pixel shows no more
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 20, 22
 
@@ -50,16 +52,18 @@ def dots(rows: Sequence[tuple[str, float, float | None]], title: str, level: flo
     values = [v for _, one, two in rows for v in (one, two, level) if v is not None]
     low, high = min(0.0, *values), max(values) * 1.1
     step = (HEIGHT - _TOP - _BOTTOM) / len(rows)
-    parts = [_word(_LEFT - 4, 12, title, "start", 0), *_ticks_below(low, high)]
-    at = _across(np.array([level]), low, high)[0]
+    names = [cut_short(name, _LETTERS) for name, _, _ in rows]
+    left = max(_LEFT, 12 + 5.7 * max(map(len, names)))
+    parts = [_word(_LEFT - 34, 12, title, "start", 0), *_ticks_below(low, high, edge=left)]
+    at = _across(np.array([level]), low, high, left)[0]
     parts.append(_line(at, _TOP, at, HEIGHT - _BOTTOM, 0.8, "4 3"))
-    for place, (name, measured, exact) in enumerate(rows):
+    for place, (name, (_, measured, exact)) in enumerate(zip(names, rows, strict=True)):
         y = _TOP + (place + 0.5) * step
-        parts.append(_word(_LEFT - 6, y + 3.5, name if len(name) < 8 else f"{name[:6]}…", "end"))
-        x = _across(np.array([measured]), low, high)[0]
+        parts.append(_word(left - 6, y + 3.5, name, "end"))
+        x = _across(np.array([measured]), low, high, left)[0]
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{MIDDLE[0]}"/>')
         if exact is not None and math.isfinite(exact):
-            x = _across(np.array([exact]), low, high)[0]
+            x = _across(np.array([exact]), low, high, left)[0]
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5" fill="none" stroke="{MIDDLE[1]}"/>')
     return _svg(parts)
 
@@ -76,11 +80,11 @@ def raster(cells: Floats, title: str, below: str, colour: str = MIDDLE[0]) -> st
         f'<rect x="{left}" y="{_TOP}" width="{wide * columns:.1f}" height="{high * rows:.1f}" fill="currentColor" '
         'opacity="0.07"/>'
     )
-    gap = 0.12 if min(wide, high) > 4 else 0.0
+    gap = min(1.0, 0.12 * min(wide, high)) if min(wide, high) > 4 else 0.0  # pixels
     for row, column in np.argwhere(cells > 0.0):
         parts.append(
-            f'<rect x="{left + column * wide + gap:.2f}" y="{_TOP + row * high + gap:.2f}" '
-            f'width="{wide * (1 - gap):.2f}" height="{high * (1 - gap):.2f}" fill="{colour}" '
+            f'<rect x="{left + column * wide + gap / 2:.2f}" y="{_TOP + row * high + gap / 2:.2f}" '
+            f'width="{wide - gap:.2f}" height="{high - gap:.2f}" fill="{colour}" '
             f'opacity="{0.25 + 0.75 * float(cells[row, column]):.2f}"/>'
         )
     return _svg(parts)
@@ -111,15 +115,18 @@ def _frame(title: str, left: float, right: float, low: float, high: float, acros
     return parts + (_ticks_below(left, right, lines=False) if across else [])
 
 
-def _ticks_below(low: float, high: float, lines: bool = True) -> list[str]:
+def _ticks_below(low: float, high: float, lines: bool = True, edge: float = _LEFT) -> list[str]:
     out = []
     middle = (low + high) / 2
     middle = middle if high - low < 10 else round(middle)
-    for place, value in enumerate((low, middle, high)):
-        x = _across(np.array([value]), low, high)[0]
+    at = [(low, "start"), (middle, "middle"), (high, "end")]
+    if not lines:  # rounds, of which there are whole ones
+        at = [(value, anchor) for value, anchor in at if value == round(value)][: 1 if low == high else 3]
+    for value, anchor in at:
+        x = _across(np.array([value]), low, high, edge)[0]
         if lines:
             out.append(_line(x, _TOP, x, HEIGHT - _BOTTOM, 0.18))
-        out.append(_word(x, HEIGHT - 6, _short(value), ("start", "middle", "end")[place]))
+        out.append(_word(x, HEIGHT - 6, _short(value), anchor))
     return out
 
 
@@ -136,9 +143,9 @@ def _legend(names: Sequence[str]) -> list[str]:
     return out
 
 
-def _across(values: Floats, left: float, right: float) -> Floats:
+def _across(values: Floats, left: float, right: float, edge: float = _LEFT) -> Floats:
     part = (values - left) / ((right - left) or 1.0)
-    out: Floats = _LEFT + part * (WIDTH - _LEFT - _RIGHT)
+    out: Floats = edge + part * (WIDTH - edge - _RIGHT)
     return out
 
 

@@ -99,8 +99,8 @@ def incomparable(labelled: Labelled, reference: str) -> list[str]:
     if not apart:
         return []
     return [
-        f"{'; '.join(apart)}: not evaluated on the same samples as {reference} (such as validation and test samples), "
-        "so no differences are computed between those runs."
+        f"Not evaluated on the same samples as {reference} (such as validation and test samples), so no differences "
+        f"are computed between those runs: {'; '.join(apart[:4])}{f' and {len(apart) - 4} more' * (len(apart) > 4)}."
     ]
 
 
