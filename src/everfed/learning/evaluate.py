@@ -19,13 +19,13 @@ from everfed.data.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
+from everfed.learning.generators import undisturbed
 from everfed.learning.layout import Layout
 from everfed.learning.measures import BROUGHT, METRICS, Measure, Metric, measured, name_of, own_metrics
 from everfed.learning.metrics import NAMES, Metrics as Metrics
 from everfed.learning.objectives import LOSSES, Targets, per_target
 from everfed.learning.precision import autocast
 from everfed.learning.task import Loss, own_tensor
-from everfed.learning.trial import undisturbed
 from everfed.machine import check_memory
 
 # Test samples per forward pass, and bytes of their outputs: bounds the memory of an evaluation.

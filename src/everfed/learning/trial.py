@@ -6,8 +6,6 @@ refused here in one sentence.
 
 from __future__ import annotations
 
-import random
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +21,7 @@ from everfed.data.on_demand import OnDemand
 from everfed.errors import InputError, first_line, shown
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
+from everfed.learning.generators import undisturbed
 from everfed.learning.layout import copied
 from everfed.learning.objectives import check_outputs
 from everfed.learning.task import DeviceData, Loss
@@ -240,17 +239,3 @@ def _copied(module: nn.Module) -> nn.Module:
         return copied(module)
     except Exception:  # weights that are computed from others cannot be copied
         return module
-
-
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Every generator of random numbers is afterwards where it was, and nothing is said twice."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002 - the user's model may use it
-    devices = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)

@@ -17,6 +17,7 @@ from everfed.arrays import parts
 from everfed.data.federated import FederatedData
 from everfed.data.on_demand import OnDemand
 from everfed.data.targets import NEXT_TOKEN
+from everfed.learning.generators import borrowed
 from everfed.learning.models import Model
 from everfed.learning.task import DRAW_BYTES, free_on
 from everfed.machine import check_memory
@@ -30,7 +31,7 @@ _COPIES = 4
 def check_model(model: Model, shape: tuple[int, ...], classes: int, device: torch.device) -> None:
     """Refuse a model that would not fit, without building it."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with borrowed(), torch.device("meta"):
             size = sum(p.numel() for p in model.build(shape, classes).parameters())
     except (RuntimeError, NotImplementedError, TypeError, OverflowError) as error:
         if "overflow" not in str(error).lower():  # a plugin's model that cannot be built without numbers

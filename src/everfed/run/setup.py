@@ -23,6 +23,7 @@ from everfed.learning import models, trial
 from everfed.learning.attacks import NoAttack, check_attack
 from everfed.learning.calling import outputs_of
 from everfed.learning.evaluate import Evaluator
+from everfed.learning.generators import borrowed, undisturbed
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout, copied
 from everfed.learning.objectives import LOSSES
@@ -147,7 +148,7 @@ class Setup:
         """What follows the run on its validation set, if it has one."""
         if self.held is None:
             return None
-        with trial.undisturbed(self.device):
+        with undisturbed(self.device):
             first = self.layout.flatten(self.module)
             return Watch(self.experiment.early_stopping, self.evaluator(self.held), first)
 
@@ -190,8 +191,7 @@ def _instance(
     """The initial model: a copy of the user's, or a new one initialised with the seed."""
     if isinstance(model, nn.Module):
         return copied(model, device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, Purpose.INIT))
+    with borrowed(derive(seed, Purpose.INIT)):
         if isinstance(model, str) or hasattr(model, "build"):
             kind = models.MODELS[model]() if isinstance(model, str) else model
             return _built(kind, data, device)

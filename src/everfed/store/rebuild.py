@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from everfed.arrays import Inputs, each
 from everfed.errors import InputError, first_line
+from everfed.learning.generators import borrowed
 from everfed.run.experiment import Experiment
 from everfed.run.live import Live
 from everfed.run.setup import Setup, built
@@ -84,5 +85,5 @@ def _built(experiment: Experiment, environment: Mapping[str, Any]) -> nn.Module:
             raise InputError(f"the data that the model was built for cannot be loaded: {first_line(error)}.") from error
         about = {"classes": data.classes, "task": data.task}
         shapes = data.input_shape(), data.target_shape()
-    with torch.random.fork_rng(devices=[]):  # its first weights are drawn, and not used
+    with borrowed():  # its first weights are drawn, and not used
         return built(model, shapes[0], about["classes"], about["task"], shapes[1])

@@ -20,12 +20,12 @@ from everfed.arrays import Inputs, Ints, taken
 from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
+from everfed.learning.generators import undisturbed
 from everfed.learning.gradients import GradientRule, adjusted
 from everfed.learning.layout import copied
 from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
 from everfed.learning.precision import autocast, set_precision
 from everfed.learning.task import CannotTrainError, Check, Task, Trainer, in_words
-from everfed.learning.trial import undisturbed
 
 # How far a step moves the weights, relative to their length. A step of 1e-9 would drown in the rounding of
 # the weights, and after one of 100 the second gradient has nothing to do with the first.

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
+from everfed.learning.generators import undisturbed
 from everfed.learning.layout import copied
 from everfed.learning.precision import autocast
 from everfed.learning.task import Task, Trainer
-from everfed.learning.trial import undisturbed
 from everfed.units import duration
 
 _REPEATS, _MOST_REPEATS, _LONG_MS = 3, 30, 100.0  # more often what takes less than this in all
