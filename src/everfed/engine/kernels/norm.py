@@ -11,6 +11,22 @@ import triton.language as tl
 from everfed.engine.kernels.index import pixel
 
 
+@triton.jit
+def _inside(start, k, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr):
+    """Which of BP pixels and of a tile's channels there are."""
+    return (start + tl.arange(0, BP) < HEIGHT * WIDTH)[:, None] & (k < WIDE)[None, :]
+
+
+@triton.jit
+def _place(
+    start, channel, ROW: tl.constexpr, STRIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    BP: tl.constexpr,
+):  # fmt: skip
+    """Where BP pixels and these channels lie in an image."""
+    _, row, column = pixel(start + tl.arange(0, BP), HEIGHT, WIDTH)
+    return (row * ROW + column * STRIDE)[:, None] + channel[None, :]
+
+
 @triton.jit(do_not_specialize=["relu"])
 def group_norm(
     x, weight, y, kept, x_client, w_client, y_client, kept_client, x_first, x_image, y_first, y_image, eps, relu,
@@ -30,18 +46,14 @@ def group_norm(
     count = HEIGHT * WIDTH * WIDE
     total = tl.zeros((BP, BC), dtype=tl.float32)
     for start in range(0, HEIGHT * WIDTH, BP):
-        p = start + tl.arange(0, BP)
-        _, row, column = pixel(p, HEIGHT, WIDTH)
-        there = (p < HEIGHT * WIDTH)[:, None] & (k < WIDE)[None, :]
-        at = (row * X_ROW + column * STRIDE)[:, None] + channel[None, :]
+        there = _inside(start, k, HEIGHT, WIDTH, WIDE, BP)
+        at = _place(start, channel, X_ROW, STRIDE, HEIGHT, WIDTH, BP)
         total += tl.load(xp + at, mask=there, other=0.0).to(tl.float32)
     mean = tl.sum(tl.sum(total, axis=1), axis=0) / count
     total = tl.zeros((BP, BC), dtype=tl.float32)
     for start in range(0, HEIGHT * WIDTH, BP):
-        p = start + tl.arange(0, BP)
-        _, row, column = pixel(p, HEIGHT, WIDTH)
-        there = (p < HEIGHT * WIDTH)[:, None] & (k < WIDE)[None, :]
-        at = (row * X_ROW + column * STRIDE)[:, None] + channel[None, :]
+        there = _inside(start, k, HEIGHT, WIDTH, WIDE, BP)
+        at = _place(start, channel, X_ROW, STRIDE, HEIGHT, WIDTH, BP)
         apart = tl.where(there, tl.load(xp + at, mask=there, other=0.0).to(tl.float32) - mean, 0.0)
         total += apart * apart
     inverse = 1.0 / tl.sqrt(tl.sum(tl.sum(total, axis=1), axis=0) / count + eps)
@@ -53,15 +65,13 @@ def group_norm(
         b = tl.load(weight + c * w_client + STRIDE + channel, mask=k < WIDE, other=0.0)[None, :]
     yp = y + c * y_client + y_first + image * y_image
     for start in range(0, HEIGHT * WIDTH, BP):
-        p = start + tl.arange(0, BP)
-        _, row, column = pixel(p, HEIGHT, WIDTH)
-        there = (p < HEIGHT * WIDTH)[:, None] & (k < WIDE)[None, :]
-        at = (row * X_ROW + column * STRIDE)[:, None] + channel[None, :]
+        there = _inside(start, k, HEIGHT, WIDTH, WIDE, BP)
+        at = _place(start, channel, X_ROW, STRIDE, HEIGHT, WIDTH, BP)
         value = (tl.load(xp + at, mask=there, other=0.0).to(tl.float32) - mean) * inverse
         if AFFINE:
             value = value * w + b
         value = tl.where((relu == 0) | (value > 0) | (value != value), value, 0.0)
-        at = (row * Y_ROW + column * STRIDE)[:, None] + channel[None, :]
+        at = _place(start, channel, Y_ROW, STRIDE, HEIGHT, WIDTH, BP)
         tl.store(yp + at, value.to(y.dtype.element_ty), mask=there)
 
 
@@ -91,12 +101,10 @@ def group_norm_gradient(
     along = tl.zeros((BP, BC), dtype=tl.float32)
     plain = tl.zeros((BP, BC), dtype=tl.float32)
     for start in range(0, HEIGHT * WIDTH, BP):
-        p = start + tl.arange(0, BP)
-        _, row, column = pixel(p, HEIGHT, WIDTH)
-        there = (p < HEIGHT * WIDTH)[:, None] & (k < WIDE)[None, :]
-        at = (row * X_ROW + column * STRIDE)[:, None] + channel[None, :]
+        there = _inside(start, k, HEIGHT, WIDTH, WIDE, BP)
+        at = _place(start, channel, X_ROW, STRIDE, HEIGHT, WIDTH, BP)
         value = (tl.load(xp + at, mask=there, other=0.0).to(tl.float32) - mean) * inverse
-        at = (row * G_ROW + column * STRIDE)[:, None] + channel[None, :]
+        at = _place(start, channel, G_ROW, STRIDE, HEIGHT, WIDTH, BP)
         above = tl.load(gp + at, mask=there, other=0.0).to(tl.float32)
         along += above * value
         plain += above
@@ -120,17 +128,15 @@ def group_norm_gradient(
         level = tl.sum(by_bias, axis=0) / count
         dxp = dx + c * dx_client + dx_first + image * dx_image
         for start in range(0, HEIGHT * WIDTH, BP):
-            p = start + tl.arange(0, BP)
-            _, row, column = pixel(p, HEIGHT, WIDTH)
-            there = (p < HEIGHT * WIDTH)[:, None] & (k < WIDE)[None, :]
-            at = (row * X_ROW + column * STRIDE)[:, None] + channel[None, :]
+            there = _inside(start, k, HEIGHT, WIDTH, WIDE, BP)
+            at = _place(start, channel, X_ROW, STRIDE, HEIGHT, WIDTH, BP)
             raw = tl.load(xp + at, mask=there, other=0.0).to(tl.float32)
             value = (raw - mean) * inverse
-            at = (row * G_ROW + column * STRIDE)[:, None] + channel[None, :]
+            at = _place(start, channel, G_ROW, STRIDE, HEIGHT, WIDTH, BP)
             above = tl.load(gp + at, mask=there, other=0.0).to(tl.float32)
             if AFFINE:
                 above *= w[None, :]
             found = (above - level - value * slope) * inverse
             found = tl.where((masked == 0) | (raw > 0), found, 0.0)
-            at = (row * DX_ROW + column * STRIDE)[:, None] + channel[None, :]
+            at = _place(start, channel, DX_ROW, STRIDE, HEIGHT, WIDTH, BP)
             tl.store(dxp + at, found.to(dx.dtype.element_ty), mask=there)
