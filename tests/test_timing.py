@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -87,3 +91,15 @@ def test_without_samples_there_is_nothing_to_time():
     trained, given = made(chain(nn.Linear(10, CLASSES)), data)
     given.data.sizes.zero_()
     assert step_time(trained, given) is None
+
+
+@pytest.mark.long
+def test_the_benchmark_of_models_runs_without_a_gpu():
+    script = Path(__file__).parents[1] / "benchmarks/models.py"
+    options = ["--small", "--device", "cpu", "--models", "gn-cnn", "--rules", "plain", "clip"]
+    told = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr[-2000:]
+    rows = [line.split(" | ") for line in told.stdout.splitlines()[2:]]
+    assert [(row[2], row[3]) for row in rows] == [("Batched", "plain"), ("Batched", "clip"), ("Batched", "plain")]
+    assert all(row[-1] == "equal |" for row in rows)
+    assert float(rows[0][6]) < 1e-4

@@ -100,6 +100,22 @@ def test_of_equal_candidates_the_smaller_value_is_taken(pretend, tmp_path):
     assert found.best("greedy").settings == {"client.lr": 0.1}
 
 
+def test_a_method_that_is_the_same_at_every_rate_does_not_widen_the_grid_of_others(pretend, tmp_path):
+    """wait-for-all trains so rarely that it may learn nothing."""
+    shape = peak(0.2, 0.2)
+    found, _ = tuned(
+        pretend, lambda method, lr, seed: 0.1 if method == METHODS[0] else shape(method, lr, seed), tmp_path
+    )
+    assert found.grid["client.lr"] == pytest.approx([0.1, 0.2, 0.4])
+    assert found.notes == ()
+
+
+def test_if_every_rate_diverges_lower_ones_are_tried(pretend, tmp_path):
+    found, _ = tuned(pretend, lambda method, lr, seed: None if lr > 0.06 else lr, tmp_path, extend=2)
+    assert found.grid["client.lr"] == pytest.approx([0.025, 0.05, 0.1, 0.2, 0.4])
+    assert found.best("greedy").settings == {"client.lr": 0.05}
+
+
 def test_a_candidate_that_diverged_once_is_worse_than_any_that_did_not(pretend, tmp_path):
     found, _ = tuned(
         pretend, lambda method, lr, seed: None if lr > 0.3 and seed == 1001 else lr, tmp_path, rates=(0.1, 0.2, 0.4)

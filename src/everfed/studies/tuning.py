@@ -218,13 +218,23 @@ def default_grid(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def edges(found: Tuned) -> list[tuple[str, int]]:
-    """(key, 0 for the lower or -1 for the upper end) where some method has its best at the end of a numeric axis."""
+    """(key, 0 for the lower or -1 for the upper end) where some method has its best at the end of a numeric axis.
+
+    Not where another value is as good: a method that learns nothing at any rate would have all others try more.
+    """
     out = []
     for key, values in found.grid.items():
         if len(values) > 1 and all(_is_number(value) for value in values):
-            best = [found.best(method).settings[key] for method in found.methods]
-            out += [(key, side) for side in (0, -1) if values[side] in best]
+            alone = [_alone(found, method, key) for method in found.methods]
+            out += [(key, side) for side in (0, -1) if values[side] in alone]
     return out
+
+
+def _alone(found: Tuned, method: str, key: str) -> Any:
+    """A setting's best value; None if several are as good. If all diverged, the smallest: less may be right."""
+    best = found.best(method)
+    values = {t.settings[key] for t in found.trials if t.method == method and t.score == best.score}
+    return best.settings[key] if len(values) == 1 or best.score == -math.inf else None
 
 
 def score(run: StoredRun) -> float | None:
