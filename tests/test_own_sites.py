@@ -177,7 +177,8 @@ class TestGaps:
         whole = columns["ghi"].copy()
         whole[13:15] = np.interp([13, 14], [12, 15], [whole[12], whole[15]])
         whole[500] = (whole[499] + whole[501]) / 2
-        np.testing.assert_allclose(spec.groups[0].own.weather("here").columns["ghi"], whole)
+        (year,) = spec.groups[0].own.weather("here")
+        np.testing.assert_allclose(year.columns["ghi"], whole)
 
     def test_are_refused_unless_a_rule_is_given_and_where_they_are_long(self, tmp_path):
         columns, _ = clouded(*TOKYO)

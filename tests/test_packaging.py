@@ -59,7 +59,7 @@ def test_whatever_is_imported_is_a_dependency_or_of_an_extra():
     declared = {_normal(re.split(r"[^\w.-]", row)[0]) for row in rows}
     owners = packages_distributions()
     # Flower, typer and a notebook's kernel bring these along, and nothing here asks for them without those.
-    declared |= {"cryptography", "httpx", "click", "ipython", "everfed"}
+    declared |= {"cryptography", "httpx", "protobuf", "click", "ipython", "everfed"}
     for path in PACKAGE.rglob("*.py"):
         for name in _imported(path):
             distributions = {_normal(owner) for owner in owners.get(name, [name])}

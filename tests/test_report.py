@@ -71,7 +71,7 @@ def test_an_unknown_ending_is_refused_with_the_valid_ones(runs, tmp_path, name):
 def test_a_figure_of_runs_without_metrics_is_refused(tmp_path):
     run = report_runs.untrained(small())
     bare = replace(run, rounds=[replace(r, metrics=None) for r in run.rounds])
-    with pytest.raises(InputError, match="none of the runs has an accuracy"):
+    with pytest.raises(InputError, match="no accuracy or loss to draw: the runs diverged, or they were not evaluated"):
         figure([bare], tmp_path / "figure.png")
     with pytest.raises(InputError, match="no run to report on"):
         figure([], tmp_path / "figure.png")
