@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed; install it with: pi
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 import everfed as ef
-from everfed.flower import EnergyStrategy, client_app
+from everfed.flower import EnergyStrategy, client_app, wire
 from everfed.flower.evaluation import mean_metrics
 from everfed.flower.ledger import read
 from everfed.flower.outliers import far
@@ -28,7 +28,7 @@ LIAR = 3
 HONEST = {"eval_acc": [0.6, 0.7, 0.8, 0.7, 0.5], "eval_loss": [2.0, 1.5, 1.0, 1.4, 2.2]}
 
 
-def evaluated(lie=None, rounds=1, shares=SHARES):
+def evaluated(lie=None, rounds=1, shares=SHARES, every=1, **more):
     """A fleet in which one client says something else: (its metrics by round, the strategy, its nodes)."""
     fleet, policy = ef.Fleet.from_cycles([1] * CLIENTS_ASKED), ef.Greedy()
     app = own_app(fleet, policy)
@@ -40,7 +40,7 @@ def evaluated(lie=None, rounds=1, shares=SHARES):
         said |= lie if lie and client == LIAR else {}
         return Message(RecordDict({"metrics": MetricRecord(said)}), reply_to=message)
 
-    strategy = EnergyStrategy(fleet, policy, shares, limits=QUICK, evaluate_every=1)
+    strategy = EnergyStrategy(fleet, policy, shares, limits=QUICK, evaluate_every=every, **more)
     grid = InProcessGrid(fleet_of(app, CLIENTS_ASKED))
     first = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     found = strategy.start(grid, first, num_rounds=rounds)
@@ -58,6 +58,26 @@ def test_honest_metrics_are_weighed_by_what_the_server_knows(caplog):
         assert found[1][name] == pytest.approx(mean_of(name))
     assert (found[1]["clients"], found[1]["limited"]) == (5, 0)
     assert "far from" not in caplog.text
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_its_bytes_are_in_the_books_of_the_round_it_followed(rounds, tmp_path):
+    """As the nodes see them, and once: also of a round after which nobody is asked."""
+    (_, without, _), (_, counted, nodes) = (
+        evaluated(rounds=rounds, every=every, folder=tmp_path / str(every)) for every in (0, 2)
+    )
+    kept = read(tmp_path / "2")
+    asked = [[m for m in node.received if m.metadata.message_type == "evaluate"] for node in nodes]
+    assert [len(messages) for messages in asked] == [1] * CLIENTS_ASKED
+    sent = sum(wire.size(message.content) for messages in asked for message in messages)
+    for plain, entry, written in zip(
+        without.round_server.ledger.entries, counted.round_server.ledger.entries, kept, strict=True
+    ):
+        due = entry.round == 1
+        assert entry.bytes_sent - plain.bytes_sent == (sent if due else 0)
+        assert entry.models_sent - plain.models_sent == (CLIENTS_ASKED if due else 0)
+        assert (entry.bytes_received > plain.bytes_received) == due
+        assert written == entry
 
 
 @pytest.mark.parametrize("claim", [1, 10**6, 2**62, 1e29, 1e-9])

@@ -57,14 +57,18 @@ class Ledger:
     def rewind(self, round: int) -> None:
         """Forget what a killed server wrote after its checkpoint."""
         self.entries = [e for e in self.entries if e.round < round]
-        if self.path:
-            write_atomically(self.path, "".join(_line(e) for e in self.entries))
+        self.amend()
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         if self.path:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(_line(entry))
+
+    def amend(self) -> None:
+        """Write again what was written of the last round: something has been added to it."""
+        if self.path:
+            write_atomically(self.path, "".join(_line(e) for e in self.entries))
 
     def hear(self, client: int, planned: int) -> None:
         self.own[client] = max(self.own[client], planned)

@@ -32,7 +32,7 @@ from everfed.flower.limits import RoundLimits
 from everfed.flower.pulling import Reply
 from everfed.flower.round_server import Opened, RoundServer
 from everfed.flower.server import refuse_what_is_not_sent
-from everfed.flower.wire import ARRAYS, CONFIG, EVALUATE, TRAIN, Shapes, as_record
+from everfed.flower.wire import ARRAYS, CONFIG, EVALUATE, TRAIN, Shapes, as_record, size
 from everfed.learning.compress import Compressor
 from everfed.learning.downlink import DOWNLINKS, as_sent
 from everfed.scheduling.policies import Policy
@@ -52,7 +52,7 @@ class EnergyStrategy(Strategy):
     is done with their sum. robust: a defence in the sum's place. folder: where the state is saved after every round; a
     strategy that is started again with the same folder goes on there. late_joiners: clients have no share until they
     are first heard. evaluate_every: rounds between evaluations on all connected clients, by their apps'
-    `@app.evaluate`; 0: none, since they cost energy that is not in the books. compression: of updates, which
+    `@app.evaluate`; 0: none, since they cost energy that is not in the books (bytes are). compression: of updates, which
     `EnergyMod` does on the devices. downlink: "bf16" rounds the model that clients train from, and halves its bytes.
     differences: clients that hold an earlier model are sent what has changed.
     """
@@ -141,6 +141,7 @@ class EnergyStrategy(Strategy):
 
         To evaluate here, give `start` an evaluate_fn.
         """
+        self.evaluating = []
         if not self.evaluate_every or server_round % self.evaluate_every:
             return []
         content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config, "server-round": server_round})})
@@ -158,6 +159,7 @@ class EnergyStrategy(Strategy):
     def _evaluated(self, server_round: int, replies: Mapping[int, Reply]) -> MetricRecord | None:
         """The fleet's metrics. Whoever says what makes no sense is left out by name, as with updates."""
         server = self.round_server
+        self._book(replies)
         said, wrong = read_metrics(replies, server.roster.nodes)
         for node, why in wrong.items():
             client = server.roster.nodes.get(node)
@@ -166,6 +168,16 @@ class EnergyStrategy(Strategy):
             named = f"{why}; {sentence}" if sentence else why
             log(WARNING, "the evaluation of %s is left out: %s", server.named(node), named)
         return mean_metrics(said, self.shares)
+
+    def _book(self, replies: Mapping[int, Reply]) -> None:
+        """The bytes of an evaluation, in the round that it followed."""
+        ledger = self.round_server.ledger
+        if self.evaluating and ledger.entries:
+            entry = ledger.entries[-1]
+            entry.models_sent += len(self.evaluating)
+            entry.bytes_sent += sum(size(message.content) for message in self.evaluating)
+            entry.bytes_received += sum(reply.size for reply in replies.values())
+            ledger.amend()
 
     def summary(self) -> None:
         for name, value in self.round_server.ledger.summary().items():
