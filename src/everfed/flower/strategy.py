@@ -52,9 +52,9 @@ class EnergyStrategy(Strategy):
     is done with their sum. robust: a defence in the sum's place. folder: where the state is saved after every round; a
     strategy that is started again with the same folder goes on there. late_joiners: clients have no share until they
     are first heard. evaluate_every: rounds between evaluations on all connected clients, by their apps'
-    `@app.evaluate`; 0: none, since they cost energy that is not in the books (bytes are). compression: of updates, which
-    `EnergyMod` does on the devices. downlink: "bf16" rounds the model that clients train from, and halves its bytes.
-    differences: clients that hold an earlier model are sent what has changed.
+    `@app.evaluate`; 0: none, since they cost energy that is not in the books (bytes are). compression: of updates,
+    which `EnergyMod` does on the devices. downlink: "bf16" rounds the model that clients train from, and halves its
+    bytes. differences: clients that hold an earlier model are sent what has changed.
     """
 
     def __init__(
