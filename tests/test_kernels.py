@@ -17,7 +17,7 @@ from torch import nn
 import everfed as ef
 
 pytest.importorskip("triton", reason="Triton is not installed here")
-from everfed.engine import trainer
+from everfed.engine import launch, trainer
 from kernel_models import CLASSES, DEVICE, MODELS, Residual, chain, drawn_models, images, task
 
 GPU = torch.cuda.is_available()
@@ -390,6 +390,25 @@ def compiled_for(capability, shared_memory, precision, tmp_path, *models):
     script = Path(__file__).with_name("compile_kernels.py")
     command = [sys.executable, str(script), str(capability), str(shared_memory), precision, *models]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+
+
+class Unparsed:
+    """A kernel that Python 3.11 fails to parse while other threads parse, too."""
+
+    def __init__(self) -> None:
+        self.tried = 0
+
+    def warmup(self, *args, grid, **meta):
+        self.tried += 1
+        if self.tried == 1:
+            raise SystemError("AST constructor recursion depth mismatch (before=48, after=80)")
+        return args, grid, meta
+
+
+def test_a_failure_of_pythons_parser_in_threads_does_not_cost_the_kernels():
+    kernel = Unparsed()
+    assert launch.compiled_kernels([(kernel, (1,), (2,), {"BLOCK": 3})]) == [((2,), (1,), {"BLOCK": 3})]
+    assert kernel.tried == 2
 
 
 EVERY_PRECISION = [pytest.param(precision, [], marks=pytest.mark.long) for precision in ("bf16", "tf32", "float32")]

@@ -63,10 +63,22 @@ def compiled_together(device: torch.device) -> Iterator[None]:
         _listed = None
     if INTERPRETED:  # nothing to compile
         return
-    with ThreadPoolExecutor(min(16, cores())) as pool, AsyncCompileMode(pool):
-        made = [kernel.warmup(*args, grid=grid, **meta) for kernel, grid, args, meta in calls]
     there = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    for (kernel, *_), compiled in zip(calls, made, strict=True):
-        needed = (compiled.result() if isinstance(compiled, FutureKernel) else compiled).metadata.shared
+    for (kernel, *_), compiled in zip(calls, compiled_kernels(calls), strict=True):
+        needed = compiled.metadata.shared
         if needed > there:
             raise RuntimeError(f"{kernel.fn.__name__} needs {needed} bytes of shared memory, but there are {there}")
+
+
+def compiled_kernels(calls: list[Call]) -> list[Any]:
+    """The compiled kernels of these calls, many at a time.
+
+    Python 3.11 cannot parse in several threads at once: now and then that is a SystemError, which has nothing to do
+    with the kernels. They are then compiled one after another; what is in Triton's cache already costs nothing.
+    """
+    try:
+        with ThreadPoolExecutor(min(16, cores())) as pool, AsyncCompileMode(pool):
+            made = [kernel.warmup(*args, grid=grid, **meta) for kernel, grid, args, meta in calls]
+        return [kernel.result() if isinstance(kernel, FutureKernel) else kernel for kernel in made]
+    except SystemError:
+        return [kernel.warmup(*args, grid=grid, **meta) for kernel, grid, args, meta in calls]
