@@ -2,9 +2,12 @@
 
 import os
 import signal
+import sys
+from typing import NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -25,3 +28,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A package that tests write into folders: to collect its doctests would be to import it, and to register its kinds.
 collect_ignore = ["plugin_package.py"]
+
+
+class Said(NamedTuple):
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def everfed(monkeypatch, capsys, tmp_path):
+    """Runs the command in this process, in a folder of its own."""
+    from everfed.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["everfed", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Said(code, *capsys.readouterr())
+
+    return call

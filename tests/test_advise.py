@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -859,13 +860,9 @@ def test_a_fleet_of_cycles_has_no_sizes():
 
 
 @pytest.mark.long
-def test_a_thousand_devices_over_a_year_of_hours_are_all_looked_at():
-    groups = [
-        DeviceGroup(name=f"{site} {panel:g}", count=100, site=site, device="phone", panel_wp=panel, battery_wh=10.0,
-                    step_s=60.0, spread=0.1)
-        for site in ("miami", "greensboro", "sand-point")
-        for panel in (0.6, 1.0, 2.0)
-    ]  # fmt: skip
-    groups.append(replace(groups[0], name="more"))
-    found = ef.advise(DeviceFleet(tuple(groups)))
+def test_a_thousand_devices_over_a_year_of_hours_are_all_looked_at(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    from advise import thousand_devices
+
+    found = ef.advise(thousand_devices())
     assert (found.horizon.rounds, sum(g.simulated for g in found.groups), found.target.years) == (8760, 1000, 20)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 import everfed as ef
 from device_fleets import random_fleet
-from everfed.cli import main
 from everfed.run import config
 
 FAST = ["--years", "2", "--times", "3"]
@@ -24,20 +22,8 @@ def fleet_file(tmp_path):
 
 
 @pytest.fixture
-def everfed(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["everfed", "advise", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def everfed(everfed):
+    return lambda *arguments: everfed("advise", *arguments)
 
 
 def test_the_verdict_comes_first_and_tables_follow(everfed, fleet_file):

@@ -16,34 +16,10 @@ import torch
 
 import everfed as ef
 from everfed import presets
-from everfed.cli import main
 from everfed.run import config
 
 PLAN = ["--clients", "8", "--cycles", "1,5,10,20"]
 SMALL = ["--rounds", "20", "--clients", "8", "--device", "cpu"]
-
-
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def everfed(monkeypatch, capsys, tmp_path):
-    """Runs the command in this process, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["everfed", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return call
 
 
 def test_compare_prints_the_promised_json_and_nothing_else_on_standard_output(everfed):

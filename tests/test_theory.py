@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import everfed as ef
-from everfed.cli import main
 from everfed.errors import InputError
 from everfed.methods import METHODS
 from everfed.theory import CONSTANTS, PROVEN, bound
@@ -227,18 +226,8 @@ class TestCommand:
     START = (*OPTIONS, "--initial-distance-sq", "1", "--local-steps", "5", "--iterations", "5000")
 
     @pytest.fixture
-    def everfed(self, monkeypatch, capsys):
-        def call(*arguments):
-            monkeypatch.setattr(sys, "argv", ["everfed", "bound", *arguments])
-            code = 0
-            try:
-                main()
-            except SystemExit as stop:
-                code = int(stop.code or 0)
-            captured = capsys.readouterr()
-            return code, captured.out, captured.err
-
-        return call
+    def everfed(self, everfed):
+        return lambda *arguments: everfed("bound", *arguments)
 
     def test_json_holds_what_is_proven_and_for_whom(self, everfed):
         code, out, _ = everfed(*self.START, "--target", "0.1", "--json")
