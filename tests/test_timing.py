@@ -86,6 +86,10 @@ def test_percentages_are_of_all_parts():
     ]
 
 
+def test_one_client_is_not_together():
+    assert StepTime(1, 3.0, "parts", []).said() == ["3 ms for one client; parts:"]
+
+
 def test_without_samples_there_is_nothing_to_time():
     data = images((10,))
     trained, given = made(chain(nn.Linear(10, CLASSES)), data)

@@ -54,11 +54,8 @@ class StepTime:
             f"{100 * (part.forward_ms + part.backward_ms) / whole:.0f} %"
             for part in self.parts
         ]
-        together = "1 client" if self.clients == 1 else f"{self.clients} clients"
-        return [
-            f"{duration(self.step_ms / 1000)} for {together} together; {self.parts_of}:",
-            *(f"  {line}" for line in each),
-        ]
+        who = "one client" if self.clients == 1 else f"{self.clients} clients together"
+        return [f"{duration(self.step_ms / 1000)} for {who}; {self.parts_of}:", *(f"  {line}" for line in each)]
 
 
 def step_time(trainer: Trainer, task: Task) -> StepTime | None:
