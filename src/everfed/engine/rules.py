@@ -19,7 +19,8 @@ _NOBODY: Ints = np.zeros(0, np.int64)  # a rule for any order has promised not t
 
 def without_kernels(rules: tuple[GradientRule, ...]) -> list[str]:
     """Names of the rules that only the other trainers can follow."""
-    return [type(rule).__name__.strip("_") for rule in rules if not (_any_order(rule) or isinstance(rule, AddedRule))]
+    unknown = [rule for rule in rules if not (_any_order(rule) or isinstance(rule, AddedRule))]
+    return [type(getattr(rule, "rule", rule)).__name__.strip("_") for rule in unknown]  # within, on several GPUs
 
 
 def bytes_per_client(rules: tuple[GradientRule, ...], size: int, own_starts: bool) -> int:

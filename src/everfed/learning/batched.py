@@ -51,7 +51,7 @@ class Batched:
         self.chunk = max(1, budget(task) // self.bytes_per_client)
         self.gradients: Gradients = self._gradients
         if device.type == "cuda":
-            self.gradients = Recorded(self._gradients, self.module)
+            self.gradients = Recorded(self._gradients, self.module, alone=task.devices == 1)
 
     @property
     def at_once(self) -> int:

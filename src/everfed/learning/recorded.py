@@ -58,9 +58,11 @@ class Graphs:
 class Recorded:
     """The same gradients, mostly from recordings."""
 
-    def __init__(self, plain: Gradients, module: nn.Module, recorder: Callable[[], Record] = Graphs) -> None:
-        """recorder: another one, for tests without a GPU."""
-        self.plain, self.module, self.recorder = plain, module, recorder
+    def __init__(
+        self, plain: Gradients, module: nn.Module, recorder: Callable[[], Record] = Graphs, alone: bool = True
+    ) -> None:
+        """recorder: another one, for tests without a GPU. alone: whether no other thread uses a GPU meanwhile."""
+        self.plain, self.module, self.recorder, self.alone = plain, module, recorder, alone
         self.refused = ""  # why nothing is recorded
         self.seen: Counter[int] = Counter()
         self._forget()
@@ -98,8 +100,9 @@ class Recorded:
     def _watched(self, number: int, *given: Any) -> tuple[Tensor, Tensor]:
         """A plain pass that shows whether the model can be recorded."""
         before = _own_numbers(self.module)
-        # Not in the first pass, in which libraries set themselves up.
-        strict = number > 1 and self.recorder is Graphs
+        # Not in the first pass, in which libraries set themselves up. Nor beside other threads, which may well wait: to
+        # forbid it holds for all of them. A model that waits then fails to be recorded, which is noticed as well.
+        strict = number > 1 and self.recorder is Graphs and self.alone
         allowed = torch.cuda.get_sync_debug_mode() if strict else 0
         try:
             if strict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import ClassVar
@@ -17,6 +18,9 @@ from everfed.learning.task import DeviceData, own_tensor
 
 # Bytes of samples read at once; the drawn ones stay, the others go before the next are read.
 _BLOCK = 64 << 20
+
+# Several GPUs read the same files in threads of their own; readers of files need not allow that.
+_READING = threading.Lock()
 
 
 def on_device(data: FederatedData | OnDemand, device: torch.device) -> DeviceData:
@@ -44,7 +48,8 @@ class StreamedSamples(DeviceData):
         who, drawn = clients.cpu().numpy(), within.cpu().numpy()
         numbers, xs, ys, held = np.empty_like(drawn), [], [], 0
         for part in self._blocks(who):
-            x, y = self.data.read(who[part])
+            with _READING:
+                x, y = self.data.read(who[part])
             ends = np.cumsum(self.data.sizes()[who[part]])
             place = drawn[part] + (ends - self.data.sizes()[who[part]])[:, None, None]
             used, where = np.unique(place, return_inverse=True)

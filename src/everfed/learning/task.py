@@ -117,6 +117,7 @@ class Task:
     starts: Starts | None = None  # None: all participants start from the server's parameters
     slots: int = 1  # how often a client may begin within a round; its works are then numbered through
     fewer_steps: bool = False  # whether clients may do fewer than all local steps
+    devices: int = 1  # how many train at the same time, each in a thread with a task of its own
 
     @property
     def iterations(self) -> int:

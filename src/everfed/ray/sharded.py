@@ -24,6 +24,11 @@ from everfed.server.robust import NoDefence
 
 def on_driver(experiment: Experiment, on_gpu: bool) -> Experiment:
     """As the driver sees it, which adds and evaluates: it may have no GPU though the workers have."""
+    if experiment.gpus > 1:
+        raise InputError(
+            f"gpus is {experiment.gpus}, which divides a round among GPUs of one machine; over Ray a worker has one, so "
+            "remove it."
+        )
     device = resolve_device("auto" if on_gpu else "cpu").type
     precision = experiment.precision if device == "cuda" else "float32"
     return replace(experiment, device=device, precision=precision, check_trainer=False)  # it is workers that train

@@ -125,6 +125,8 @@ class Experiment(Shown, Checked):
     eval_every: CountOrZero = 0  # rounds between evaluations; 0: twenty times in the run
     seed: Seed = 0  # seed of all random draws
     device: Annotated[str, ("auto", "cpu", "cuda")] = "auto"  # where it trains; auto: on a GPU if there is one
+    # How many GPUs of this machine the participants are divided among, from `device` on.
+    gpus: Count = _later(1)
     # What computes the local steps; auto: the fastest that fits.
     trainer: str = field(default="auto", metadata={"names": "trainer"})
     # Whether to compare the trainer with plain autograd on a few of the run's samples before the run.

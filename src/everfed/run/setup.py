@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ from everfed.scheduling.timeline import Timeline
 from everfed.server.aggregate import Setting
 from everfed.server.mode import arrival_rule
 from everfed.server.step import Server
-from everfed.trainers import choose
+from everfed.trainers.several import several
 
 
 class Setup:
@@ -54,7 +55,8 @@ class Setup:
         refuse_absent(experiment)
         check_mode(experiment)
         self.experiment = experiment
-        self.device = resolve_device(experiment.device)
+        self.devices = training_devices(experiment.device, experiment.gpus)
+        self.device = self.devices[0]
         set_precision(experiment.precision, self.device)
         self.fleet = experiment.make_fleet()
         check_attack(experiment.attack, len(self.fleet))
@@ -113,7 +115,7 @@ class Setup:
             e.rounds, e.seeds.batch, memory_budget, e.precision, (*e.gradients, *gradients), e.state_place,
             starts=starts, slots=slots, fewer_steps=e.asynchronous and e.work.fewer_steps,
         )  # fmt: skip
-        return choose.trainer(e.trainer, task, e.check_trainer)
+        return several(e.trainer, task, e.check_trainer, self.devices, partial(on_device, self.data))
 
     def schedule(self) -> Schedule:
         return Schedule(self.fleet, self.experiment.policy, self.experiment.seeds.schedule)
@@ -180,6 +182,21 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"the device '{name}' was requested, but torch finds no GPU; use device 'cpu' or 'auto'.")
     return torch.device(name)
+
+
+def training_devices(name: str | torch.device, gpus: int) -> list[torch.device]:
+    """Where participants are trained; the first also aggregates and evaluates."""
+    first = resolve_device(name)
+    if gpus == 1:
+        return [first]
+    if first.type != "cuda":
+        raise InputError(f"gpus is {gpus}, but this run trains on the CPU; remove it, or use device 'cuda'.")
+    index, there = first.index or 0, torch.cuda.device_count()
+    if index + gpus > there:
+        raise InputError(
+            f"gpus is {gpus} from device '{name}' on, but torch finds {there}; give at most {there - index}."
+        )
+    return [torch.device("cuda", index + place) for place in range(gpus)]
 
 
 def _instance(
