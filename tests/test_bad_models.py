@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_wine
 from torch import nn
 
 import everfed as ef
+from everfed.errors import EverfedWarning
 
 TRAINERS = ["batched", "one-by-one"]
 
@@ -216,3 +220,45 @@ def test_what_is_tried_leaves_no_trace():
     assert setup is not None
     assert torch.equal(states[0], torch.get_rng_state())
     assert (states[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
+class Mixing(nn.Module):
+    """What lies within a batch is mixed: by attention over the wrong axis, by statistics, by a softmax."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.out = kind, nn.Linear(4, 3)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=kind == "sequences")
+        self.norm = nn.BatchNorm2d(1, track_running_stats=False)
+        self.groups = nn.GroupNorm(1, 4)
+
+    def forward(self, x):
+        x = x[:, :4]
+        if self.kind in ("attention", "sequences"):
+            parts = x[:, None] if self.kind == "attention" else x[:, None].expand(-1, 2, -1)
+            return self.out(self.attention(parts, parts, parts, need_weights=False)[0][:, 0])
+        if self.kind == "statistics":
+            return self.out(self.norm(x.reshape(-1, 1, 2, 2)).flatten(1))
+        if self.kind == "softmax":
+            return self.out(x).softmax(0)
+        return self.out(self.groups(x))
+
+
+@pytest.mark.parametrize("kind", ["attention", "statistics", "softmax"])
+def test_a_model_that_mixes_the_samples_of_a_batch_is_told(kind):
+    with pytest.warns(EverfedWarning, match="depend on the other samples of its batch.*batch_first=True"):
+        ef.start(Mixing(kind), _measured(), ef.Fleet.from_cycles([1, 1]), rounds=2)
+
+
+@pytest.mark.parametrize("kind", ["sequences", "groups"])
+def test_a_model_that_keeps_samples_apart_is_not_told_otherwise(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ef.start(Mixing(kind), _measured(), ef.Fleet.from_cycles([1, 1]), rounds=2, batch_size=4)
+
+
+def _measured():
+    """Real measurements, of two clients."""
+    x, y = load_wine(return_X_y=True)
+    x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
+    return ef.from_arrays([(x[:60:2], y[:60:2]), (x[60:], y[60:])], test=(x[1:60:2], y[1:60:2]))

@@ -8,6 +8,7 @@ import torch
 
 import everfed as ef
 from zoo import CLASSES, LENGTH, ZOO, Tokens
+from zoo_operations import OPERATIONS
 
 CLIENTS = 4
 TRAINERS = ["batched", "one-by-one"]
@@ -57,6 +58,12 @@ def test_auto_trains_every_module_as_one_by_one_does(name):
     assert ("one client at a time by torch, since" if expected == "one-by-one" else "batched over clients") in how
     assert auto.source.trainer.at_once == (1 if expected == "one-by-one" else CLIENTS)
     alike(auto, start(model, "one-by-one"))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:the trainer 'batched'")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_auto_trains_every_operation_as_one_by_one_does(name):
+    alike(start(OPERATIONS[name], "auto"), start(OPERATIONS[name], "one-by-one"))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from everfed.data.on_demand import OnDemand
 from everfed.data.plain import Pair
 from everfed.data.targets import CLASSIFICATION, NEXT_TOKEN, REGRESSION
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, first_line
+from everfed.errors import InputError, first_line, warn
 from everfed.learning.calling import outputs_of
 from everfed.learning.generators import undisturbed
 from everfed.learning.layout import Layout
@@ -33,6 +33,10 @@ _BATCH = 2048
 _OUTPUT_BYTES = 128 << 20
 # Classes that are looked at one by one: an evaluation of a large vocabulary would fill pages.
 _MOST_CLASSES = 1000
+# Test samples that are also evaluated alone, and how far their outputs may then be apart, relative to the largest:
+# products of another size are rounded otherwise.
+_TRIED_ALONE = 3
+_ROUNDING = {"float32": 1e-3, "tf32": 0.05, "bf16": 0.1}
 
 
 class Evaluator:
@@ -75,6 +79,14 @@ class Evaluator:
         if len(self.y):  # what metrics get wrong shows now, and not after the first rounds
             with undisturbed(device):
                 self._prepare()
+                mixing = self._mixes_samples()
+            if mixing:
+                warn(
+                    f"the outputs of the model {type(module).__name__} for a sample depend on the other samples of its "
+                    "batch, so evaluations depend on how the test set is cut. If that is not meant: nn.LSTM, "
+                    "nn.MultiheadAttention and layers of transformers take samples first only with batch_first=True.",
+                    5,
+                )
 
     def _chosen(self, metrics: Sequence[str | Metric]) -> dict[str, Metric]:
         names = [name for name in BROUGHT[self.task] if name not in self.asked]
@@ -89,6 +101,16 @@ class Evaluator:
         if self.task == NEXT_TOKEN:
             found.pop("perplexity", None)  # from the loss
         return found
+
+    def _mixes_samples(self) -> bool:
+        """Whether some test samples have other outputs alone than together, beyond rounding."""
+        params = self.layout.flatten(self.module)
+        together = self._outputs(params, slice(0, _TRIED_ALONE))
+        alone = [self._outputs(params, slice(i, i + 1)) for i in range(len(together))]
+        if any(one.shape[1:] != together.shape[1:] for one in alone):
+            return True
+        apart = _ROUNDING.get(self.precision, 0.0) * together.abs().max()
+        return bool(((torch.cat(alone) - together).abs() > apart).any())
 
     def _prepare(self) -> None:
         params = self.layout.flatten(self.module)

@@ -26,7 +26,7 @@ def on_driver(experiment: Experiment, on_gpu: bool) -> Experiment:
     """As the driver sees it, which adds and evaluates: it may have no GPU though the workers have."""
     if experiment.gpus > 1:
         raise InputError(
-            f"gpus is {experiment.gpus}, which divides a round among GPUs of one machine; over Ray a worker has one, so "
+            f"gpus is {experiment.gpus}, which divides a round among GPUs of one machine; a worker of Ray has one, so "
             "remove it."
         )
     device = resolve_device("auto" if on_gpu else "cpu").type
