@@ -186,7 +186,7 @@ def test_an_update_that_is_not_finite_is_told_by_its_client(digits, devices):
 def test_an_error_on_one_device_is_the_error_of_the_run(digits, devices):
     devices(2)
     run = started(digits)
-    _trainer(run).trainers[1].train = _broken
+    _trainer(run).trainers[1].train = _raising(RuntimeError)
     with pytest.raises(RuntimeError, match="the second device is on fire"):
         list(run)
 
@@ -253,12 +253,30 @@ def test_explain_names_the_devices(digits, devices):
     assert "batched over clients" in said.parts[1]
 
 
-def test_state_of_another_number_of_devices_is_refused(digits, devices):
-    devices(3)
-    state = _trainer(started(digits, client=ef.Adam(0.01))).state_dict()
+@pytest.mark.parametrize("trainer", ["batched", "one-by-one"])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (1, 2), (1, 16)])
+def test_state_of_another_number_of_devices_is_refused(before, after, trainer, digits, devices):
+    devices(before)
+    run = started(digits, client=ef.Adam(0.01), trainer=trainer)
+    next(iter(run))
+    state = _trainer(run).state_dict()
+    devices(after)
+    other = _trainer(started(digits, client=ef.Adam(0.01), trainer=trainer))
+    with pytest.raises(InputError, match=f"not of {after} GPUs; go on with as many as the run began with"):
+        other.load_state_dict(state)
+    assert (other.home == -1).all()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_when_a_round_is_left_nobody_is_training_any_more(error, digits, devices):
     devices(2)
-    with pytest.raises(InputError, match="not of 2 GPUs; go on with as many as the run began with"):
-        _trainer(started(digits, client=ef.Adam(0.01))).load_state_dict(state)
+    divided = _trainer(started(digits))
+    divided.trainers[0].train, done = _slow(divided.trainers[0].train), divided.trainers[0]
+    divided.trainers[1].train = _raising(error)
+    with pytest.raises(error):
+        list(divided.train(divided.task.layout.flatten(divided.task.module), np.arange(6), 0))
+    assert done.train.ended
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("everfed-gpu")]
 
 
 @pytest.mark.parametrize(
@@ -356,6 +374,20 @@ def _spoilt(train):
     return train_badly
 
 
-def _broken(*given):
-    raise RuntimeError("the second device is on fire")
-    yield
+def _raising(error):
+    def train(*given):
+        raise error("the second device is on fire")
+        yield
+
+    return train
+
+
+def _slow(train):
+    def train_slowly(*given):
+        threading.Event().wait(0.3)
+        chunks = list(train(*given))
+        train_slowly.ended = True
+        yield from chunks
+
+    train_slowly.ended = False
+    return train_slowly

@@ -190,7 +190,8 @@ def training_devices(name: str | torch.device, gpus: int) -> list[torch.device]:
     if gpus == 1:
         return [first]
     if first.type != "cuda":
-        raise InputError(f"gpus is {gpus}, but this run trains on the CPU; remove it, or use device 'cuda'.")
+        other = ", or use device 'cuda'" if torch.cuda.is_available() else ""
+        raise InputError(f"gpus is {gpus}, but this run trains on the CPU; remove it{other}.")
     index, there = first.index or 0, torch.cuda.device_count()
     if index + gpus > there:
         raise InputError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -74,7 +74,6 @@ class Several:
         self.keeps = task.keep_state and bool(task.optimizer.init(0, 0, task.data.device))
         # Which trainer has a client's state; -1: none yet. Saved, since it decides who is trained together.
         self.home = np.full(len(task.data.sizes), -1, np.int64)
-        self.pool = ThreadPoolExecutor(len(trainers), thread_name_prefix="everfed-gpu")
 
     @property
     def at_once(self) -> int:
@@ -135,10 +134,10 @@ class Several:
                 return _whole(self.trainers[place].train(params[place], clients[here], when, few), clients[here])
 
         places = [(place, np.flatnonzero(where == place)) for place in range(len(self.trainers))]
-        begun: list[tuple[Ints, Future[Trained]]] = [
-            (here, self.pool.submit(work, place, here)) for place, here in places if len(here)
-        ]
-        wait([future for _, future in begun])  # all of them: nobody may still be training when an error is told
+        # Threads for these participants alone: when an error or Ctrl-C leaves the block, it waits until nobody is
+        # training, so that what clients keep does not change any more.
+        with ThreadPoolExecutor(len(self.trainers), thread_name_prefix="everfed-gpu") as pool:
+            begun = [(here, pool.submit(work, place, here)) for place, here in places if len(here)]
         return _Gathered(clients, [_Part(here, future.result()) for here, future in begun], params[0].device)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -147,11 +146,11 @@ class Several:
             for place, trainer in enumerate(self.trainers)
             for name, value in trainer.state_dict().items()
         }
-        return {"home": torch.from_numpy(self.home.copy()), **kept}
+        about = {"devices": torch.tensor(len(self.trainers)), "home": torch.from_numpy(self.home.copy())}
+        return {**about, **kept}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        places = {name.split(".")[0] for name in state if name != "home"}
-        if "home" not in state or any(int(place) >= len(self.trainers) for place in places if place.isdigit()):
+        if int(state.get("devices", torch.ones(()))) != len(self.trainers):
             raise InputError(
                 f"the stored state is not of {len(self.trainers)} GPUs; go on with as many as the run began with."
             )
