@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from duel_parts import BATCH, EVERY, RATE, STEPS, answer, arguments, due, images, network
+from duel_parts import BATCH, EVERY, STEPS, answer, arguments, due, images, network
 
 import everfed as ef
 from everfed import random
@@ -40,7 +40,8 @@ def main() -> None:
     run = ef.start(
         network(), ef.from_arrays(clients, test=test, classes=10), ef.Fleet.from_cycles(np.ones(options.clients, int)),
         UniformCohort(cohort=options.cohort), rounds=options.rounds, local_steps=STEPS, batch_size=BATCH,
-        client=ef.SGD(RATE), eval_every=EVERY, seed=options.seed, device=options.device, precision=options.precision,
+        client=ef.SGD(options.rate), eval_every=EVERY, seed=options.seed,
+        device=options.device, precision=options.precision,
     )  # fmt: skip
     first_at, accuracies, cohorts, seen = 0.0, {}, set(), set()
     for record in run:

@@ -19,7 +19,6 @@ from workloads import Arrays, version
 
 EACH, BATCH = 50, 10  # images a client, and of a minibatch: one epoch is five steps
 STEPS = EACH // BATCH
-RATE = 0.1
 EVERY = 10  # rounds between evaluations
 PARAMETERS = 1_626_442
 
@@ -69,6 +68,7 @@ def arguments(description: str | None, **more: dict[str, Any]) -> argparse.Names
     parser.add_argument("--arrays", type=Path, required=True, help="an .npz of bytes, made by duel.py")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--rate", type=float, required=True)
     for name in ("rounds", "clients", "cohort", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name, settings in more.items():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from duel_parts import BATCH, RATE, STEPS, answer, arguments, due, images, network
+from duel_parts import BATCH, STEPS, answer, arguments, due, images, network
 from torch_parts import autocast, set_precision, synchronize
 from with_pfl import RANK, start_others, use_gloo
 
@@ -112,7 +112,9 @@ def duel(options: Any) -> None:
         ),
         SimulatedBackend(training_data=users, val_data=users),
         model,
-        NNTrainHyperParams(local_num_epochs=1, local_num_steps=None, local_batch_size=BATCH, local_learning_rate=RATE),
+        NNTrainHyperParams(
+            local_num_epochs=1, local_num_steps=None, local_batch_size=BATCH, local_learning_rate=options.rate
+        ),
         callbacks=[judge],
         send_metrics_to_platform=False,
     )
