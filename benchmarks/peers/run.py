@@ -25,6 +25,7 @@ PEERS: dict[str, tuple[str, str, list[str]]] = {
     "everfed": ("with_everfed.py", "everfed", []),
     "everfed-algorithm1": ("with_everfed.py", "everfed", ["--method", "algorithm1"]),
     "torch": ("with_torch.py", "torch", []),
+    "graphs": ("with_graphs.py", "torch", []),
     "flower": ("with_flower.py", "flower", []),
     "pfl": ("with_pfl.py", "pfl", []),
     "fedjax": ("with_fedjax.py", "fedjax", []),

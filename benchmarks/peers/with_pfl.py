@@ -47,11 +47,15 @@ def start_others(workers: int) -> list[subprocess.Popen[bytes]]:
     return others
 
 
+def use_gloo() -> None:
+    """pfl asks for NCCL, which refuses to have two processes on one GPU; gloo does not."""
+    begin = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda backend, **rest: begin(backend="gloo", **rest)
+
+
 def simulate(options: Any) -> None:
     if options.workers > 1:
-        # pfl asks for NCCL, which refuses to have two processes on one GPU; gloo does not.
-        begin = torch.distributed.init_process_group
-        torch.distributed.init_process_group = lambda backend, **rest: begin(backend="gloo", **rest)
+        use_gloo()
     # Imported here: pfl looks at the environment, and joins the other workers, when it is imported.
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
