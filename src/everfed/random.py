@@ -68,12 +68,17 @@ def check_seed(seed: int, name: str = "the seed") -> None:
         raise InputError(f"{name} is {seed!r}; it must be a whole number from 0 to 2**64 - 1.")
 
 
-def philox(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
+def philox(
+    counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array], wraps: bool = True
+) -> tuple[Array, Array, Array, Array]:
     """Four 32-bit words for each counter, as 64-bit integers below 2**32.
 
     Written with the operators that NumPy's uint64 and torch's int64 share. A product of two
     32-bit words overflows torch's signed 64 bits, but wraps to the same bit pattern, and masking
     after the shift removes the sign bits, so both give the same words.
+
+    wraps: whether products may overflow. A compiler of C++ assumes that signed numbers never do, and leaves the mask
+    out; without, they are of negative multipliers that fit, for tensors, in two more additions per round.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -81,15 +86,22 @@ def philox(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array])
         if round_number:
             k0 = (k0 + _KEY_STEPS[0]) & _MASK
             k1 = (k1 + _KEY_STEPS[1]) & _MASK
-        product0 = c0 * _MULTIPLIERS[0]
-        product1 = c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((product1 >> 32) & _MASK) ^ c1 ^ k0,
-            product1 & _MASK,
-            ((product0 >> 32) & _MASK) ^ c3 ^ k1,
-            product0 & _MASK,
-        )
+        high0, low0 = (_wrapped if wraps else _fitting)(c0, _MULTIPLIERS[0])
+        high1, low1 = (_wrapped if wraps else _fitting)(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
     return c0, c1, c2, c3
+
+
+def _wrapped(word: Array, multiplier: int) -> tuple[Array, Array]:
+    """The upper and the lower 32 bits of a product."""
+    product = word * multiplier
+    return (product >> 32) & _MASK, product & _MASK
+
+
+def _fitting(word: Array, multiplier: int) -> tuple[Array, Array]:
+    """The same by word * multiplier = word * (multiplier - 2**32) + word * 2**32, the first of which fits."""
+    product = word * (multiplier - (1 << 32))
+    return ((product >> 32) + word) & _MASK, product & _MASK
 
 
 def words(

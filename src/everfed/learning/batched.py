@@ -6,15 +6,19 @@ step move all rows at once. Participants are trained in chunks that fit a memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from everfed.arrays import Inputs, Ints
+from everfed.arrays import Inputs, Ints, each
 from everfed.errors import InputError, first_line, warn
+from everfed.learning import convolutions
 from everfed.learning.calling import outputs_of
+from everfed.learning.compiled import Compiled, Given, Key, Shared
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.gradients import adjusted
 from everfed.learning.hooks import gradient_hooks
@@ -35,8 +39,8 @@ class Batched:
 
     check: Check | None = None
 
-    def __init__(self, task: Task, reason: str = "") -> None:
-        """reason: why the task has no faster trainer."""
+    def __init__(self, task: Task, reason: str = "", compiled: bool = False) -> None:
+        """reason: why the task has no faster trainer. compiled: whether the gradients' pass becomes one program."""
         if where := gradient_hooks(task.module):
             raise InputError(f"{where} has hooks on gradients, which vmap would not call; use trainer='one-by-one'.")
         self.task, self.reason = task, reason
@@ -47,11 +51,13 @@ class Batched:
         device = task.data.device
         empty = task.optimizer.init(0, task.layout.size, device)
         self.states = ClientRows(empty, len(task.data.sizes), device, task.state_place)
-        self.bytes_per_client, self.replaces = _trial(task, self.module)
+        self.replaced = convolutions.FUNCTIONS if compiled else {}
+        self.bytes_per_client, self.replaces = _trial(task, self.module, self.replaced)
         self.chunk = max(1, budget(task) // self.bytes_per_client)
-        self.gradients: Gradients = self._gradients
+        self.compiled = self._compiled() if compiled else None
+        self.gradients: Gradients = self.compiled or self._gradients
         if device.type == "cuda":
-            self.gradients = Recorded(self._gradients, self.module, alone=task.devices == 1)
+            self.gradients = Recorded(self.gradients, self.module, alone=task.devices == 1)
 
     @property
     def at_once(self) -> int:
@@ -59,7 +65,8 @@ class Batched:
         return min(self.chunk, len(self.task.data.sizes))
 
     def explain(self) -> list[str]:
-        said = "the whole model: batched over clients by torch.func" + (f", since {self.reason}" if self.reason else "")
+        how = "batched over clients by torch.func" + (" and compiled by inductor" if self.compiled else "")
+        said = f"the whole model: {how}" + (f", since {self.reason}" if self.reason else "")
         if isinstance(self.gradients, Recorded):
             why = self.gradients.refused
             said += f"; not recorded as CUDA graphs, since {why}" if why else "; recorded as CUDA graphs"
@@ -131,10 +138,32 @@ class Batched:
             return each[0]
         return torch.tensor(each, dtype=rows.dtype, device=rows.device)[:, None]
 
+    def _compiled(self) -> Compiled:
+        task, data = self.task, self.task.data
+
+        def example(clients: int) -> Given:
+            numbers = torch.arange(clients, device=data.device)
+            x, y = data.inputs(clients * task.batch_size), data.targets(clients * task.batch_size)
+            x, y = each(lambda part: part.unflatten(0, (clients, -1)), x), y.unflatten(0, (clients, -1))
+            return Given(task.layout.flatten(task.module).repeat(clients, 1), x, y, numbers, 2 * numbers + 1)
+
+        words = (task.seed & 0xFFFFFFFF, task.seed >> 32)
+        key = (torch.tensor(words[0], device=data.device), torch.tensor(words[1], device=data.device))
+        return Compiled(self._gradients, self.module, example, key)
+
     def _gradients(
-        self, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int | Tensor
+        self,
+        rows: Tensor,
+        x: Inputs,
+        y: Tensor,
+        who: Tensor,
+        iteration: int | Tensor,
+        key: Key | None = None,
+        shared: Shared | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Each client's gradient [C, parameters] and minibatch loss [C].
+
+        key, shared: the seed and what clients have in common, as arguments for a trace.
 
         Only the forward pass goes through vmap: the rows do not mix, so the gradient of the summed
         losses is every client's own, and plain autograd finds it with half the overhead of
@@ -144,7 +173,8 @@ class Batched:
         try:
             with autocast(self.task.precision):
                 own = 0 if isinstance(iteration, Tensor) else None
-                outputs = vmap(self._forward, in_dims=(0, 0, 0, own), randomness="error")(rows, x, who, iteration)
+                forward = partial(self._forward, key=key, shared=shared)
+                outputs = vmap(forward, in_dims=(0, 0, 0, own), randomness="error")(rows, x, who, iteration)
             losses = per_client(self.task.loss, outputs.float(), y)
             (grads,) = torch.autograd.grad(losses.sum(), rows)
             return grads, losses.detach()
@@ -156,12 +186,15 @@ class Batched:
                 f"this model cannot be batched over clients ({first_line(error)}); use trainer='one-by-one'."
             ) from error
 
-    def _forward(self, row: Tensor, x: Inputs, client: Tensor, iteration: int | Tensor) -> Tensor:
+    def _forward(
+        self, row: Tensor, x: Inputs, client: Tensor, iteration: int | Tensor, key: Key | None, shared: Shared | None
+    ) -> Tensor:
         """One client's outputs (under vmap)."""
-        weights = self.task.layout.unflatten(row)
+        weights = {**self.task.layout.unflatten(row), **(shared or {})}
         if not self.replaces:
             return outputs_of(self.module, x, weights)
-        with counted_dropout(self.task.seed, client, iteration, under_vmap=True):
+        seed = self.task.seed if key is None else key
+        with counted_dropout(seed, client, iteration, under_vmap=True, replaced=self.replaced):
             return outputs_of(self.module, x, weights)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -183,7 +216,7 @@ def _nothing() -> None:
     """Instead of a preparation for cuDNN, which does not run here."""
 
 
-def _trial(task: Task, module: nn.Module) -> tuple[int, bool]:
+def _trial(task: Task, module: nn.Module, replaced: dict[Any, Callable[..., Any]]) -> tuple[int, bool]:
     """(bytes one client's round needs, whether `counted_dropout` replaces anything), from one forward pass.
 
     Activations are measured, not guessed, by counting what autograd saves, without what all clients share. Catching
@@ -198,7 +231,7 @@ def _trial(task: Task, module: nn.Module) -> tuple[int, bool]:
 
     data = task.data
     numbers = torch.zeros(task.batch_size, dtype=torch.int64, device=data.device)
-    dropout = counted_dropout(task.seed, numbers[0], 0, under_vmap=True)
+    dropout = counted_dropout(task.seed, numbers[0], 0, under_vmap=True, replaced=replaced)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t), dropout:
         task.loss(outputs_of(module, data.inputs(task.batch_size)), data.targets(task.batch_size))
     for tensor in shared:

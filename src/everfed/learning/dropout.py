@@ -8,8 +8,8 @@ or draws in training takes its random numbers from the counter-based generator i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from types import FunctionType
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -51,14 +51,23 @@ _backward = _entered(torch.autograd.backward)
 class counted_dropout(TorchFunctionMode):
     """Replace torch's dropout for one forward pass of one client (a scalar tensor, maybe vmapped).
 
-    under_vmap: recurrent layers, attention and a few more become plain products, since vmap has no rules for them.
+    seed: also as two words in tensors. under_vmap: recurrent layers, attention and a few more become plain products,
+    since vmap has no rules for them. replaced: more functions of torch, and what stands in for them.
     """
 
     def __init__(
-        self, seed: int, client: Tensor, step: int | Tensor, calls: int = 0, *, under_vmap: bool = False
+        self,
+        seed: int | tuple[Tensor, Tensor],
+        client: Tensor,
+        step: int | Tensor,
+        calls: int = 0,
+        *,
+        under_vmap: bool = False,
+        replaced: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self.key = (seed & 0xFFFFFFFF, seed >> 32)
+        self.key: tuple[Any, Any] = (seed & 0xFFFFFFFF, seed >> 32) if isinstance(seed, int) else seed
+        self.replaced = {**vmapped.FUNCTIONS, **replaced} if under_vmap else replaced
         self.client, self.step, self.under_vmap = client, step, under_vmap
         self.calls = calls  # masks drawn so far in this pass; not 0 for the later part of a model
         self.needed = False  # whether anything was replaced
@@ -79,9 +88,9 @@ class counted_dropout(TorchFunctionMode):
         if recurrent.applies(func, args):
             self.needed |= self.under_vmap
             return recurrent.stacked(func, self._dropped, self.under_vmap, *args)
-        if self.under_vmap and func in vmapped.FUNCTIONS:
+        if func in self.replaced:
             self.needed = True
-            return vmapped.FUNCTIONS[func](*args, **kwargs)
+            return self.replaced[func](*args, **kwargs)
         return func(*args, **kwargs)
 
     def _drop(
@@ -172,7 +181,8 @@ class counted_dropout(TorchFunctionMode):
         self.calls += 1
         self.needed = True
         counter = (torch.zeros_like(block) + self.step, block, self.client.expand(block.shape), int(Purpose.DROPOUT))
-        words = torch.stack(philox(counter, self.key), dim=-1).reshape(-1)[:count]
+        compiled = isinstance(self.key[0], Tensor)
+        words = torch.stack(philox(counter, self.key, wraps=not compiled), dim=-1).reshape(-1)[:count]
         return (words.to(torch.float32) * 2.0**-32).reshape(tuple(shape))
 
 

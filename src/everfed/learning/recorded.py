@@ -99,7 +99,7 @@ class Recorded:
 
     def _watched(self, number: int, *given: Any) -> tuple[Tensor, Tensor]:
         """A plain pass that shows whether the model can be recorded."""
-        before = _own_numbers(self.module)
+        before = own_numbers(self.module)
         # Not in the first pass, in which libraries set themselves up. Nor beside other threads, which may well wait: to
         # forbid it holds for all of them. A model that waits then fails to be recorded, which is noticed as well.
         strict = number > 1 and self.recorder is Graphs and self.alone
@@ -117,7 +117,7 @@ class Recorded:
         finally:
             if strict:
                 _forbid_waiting(allowed)
-        changed = [name for name, value in _own_numbers(self.module).items() if before.get(name) != value]
+        changed = [name for name, value in own_numbers(self.module).items() if before.get(name) != value]
         if changed:
             self.refused = f"its forward pass changes '{changed[0]}'"
         return found
@@ -143,7 +143,7 @@ class Recorded:
             self.refused = f"it failed to be ({first_line(error)})"
         found, expected = self.found, self.plain(*given)
         for one, other in zip(found or (), expected, strict=False):
-            if not self.refused and not _near(one[: len(other)], other):
+            if not self.refused and not near(one[: len(other)], other):
                 self.refused = "its recording did not repeat it"
         if self.refused:
             self._forget()
@@ -178,7 +178,7 @@ def _forbid_waiting(mode: str | int) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def near(one: Tensor, other: Tensor) -> bool:
     """Whether both are the same but for rounding; NaN and infinity at the same places."""
     finite = torch.isfinite(other)
     if not torch.equal(torch.isfinite(one), finite):
@@ -187,7 +187,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
     return bool(apart <= _APART * torch.linalg.vector_norm(torch.where(finite, other, 0.0)))
 
 
-def _own_numbers(module: nn.Module) -> dict[str, Any]:
+def own_numbers(module: nn.Module) -> dict[str, Any]:
     """What the module's parts hold besides tensors: numbers and words by name, in lists and dictionaries too."""
     return {
         f"{name}.{key}".lstrip("."): _plain(value)

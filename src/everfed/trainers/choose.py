@@ -56,6 +56,18 @@ def kernels(task: Task) -> Trainer:
         raise InputError(f"trainer='kernels' was requested, but {reason}; use trainer='auto' or 'batched'.") from reason
 
 
+def compiled(task: Task) -> Trainer:
+    """The batched trainer with compiled gradients, or an error that says why the model cannot be compiled."""
+    try:
+        if where := any_hooks(task.module):
+            raise CannotTrainError(f"a compiled program does not call hooks, which {where} has")
+        return Batched(task, compiled=True)
+    except CannotTrainError as reason:
+        raise InputError(
+            f"trainer='compiled' was requested, but {reason}; use trainer='auto' or 'batched'."
+        ) from reason
+
+
 def auto(task: Task) -> Trainer:
     """Kernels where they exist for the model; else the faster of the other two that can train it.
 
@@ -170,6 +182,7 @@ def _fast(task: Task) -> Trainer:
 TRAINERS: dict[str, Callable[[Task], Trainer]] = {
     "auto": auto,
     "kernels": kernels,
+    "compiled": compiled,
     "batched": Batched,
     "one-by-one": OneByOne,
 }

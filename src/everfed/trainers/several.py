@@ -46,7 +46,7 @@ def several(
 
     with _current(devices[0]):
         first = choose.trainer(name, replace(task, gradients=rules(devices[0])), check)
-    same = _NAMES.get(type(first).__name__, name)
+    same = _NAMES[type(first).__name__] if name == "auto" else name
     trainers = [first]
     for device in devices[1:]:
         there = replace(
