@@ -1,13 +1,18 @@
-"""How much faster the batched trainer is than one client at a time, on digits, motion and text.
+"""How much faster the batched and the compiled trainer are than one client at a time, on digits, motion and text.
 
-Both trainers run the same rounds in one process, alternating, so that the ratio is fair whatever
+The trainers run the same rounds in one process, alternating, so that the ratios are fair whatever
 else the machine does. Run: python benchmarks/trainers.py [--repeats 7]
+
+'ready' is how long it takes to make the compiled trainer, with the compiler's cache empty. Ratios are to one by one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
+import tempfile
 import time
 
 import numpy as np
@@ -69,15 +74,23 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads; median of {repeats} rounds of {steps} steps\n"
     )
-    print("| model | participants | one by one, ms | batched, ms | ratio |")
-    print("|---|---|---|---|---|")
+    print("| model | participants | one by one, ms | batched, ms | ratio | compiled, ms | ratio | ready, s |")
+    print("|---|---|---|---|---|---|---|---|")
     for model in arguments.models:
         for clients in (40,) if model in MADE_UP else (10, 40, 400):
-            slow, fast = (simulation(model, clients, trainer, steps) for trainer in ("one-by-one", "batched"))
-            milliseconds(fast, 0)  # warm up: the first call allocates
-            times = [(milliseconds(slow, r), milliseconds(fast, r)) for r in range(repeats)]
-            one, many = (statistics.median(column) for column in zip(*times, strict=True))
-            print(f"| {model} | {clients} | {one:.1f} | {many:.1f} | {one / many:.1f} |", flush=True)
+            runs = {name: simulation(model, clients, name, steps) for name in ("one-by-one", "batched")}
+            began = time.perf_counter()
+            ready = ""
+            with contextlib.suppress(ef.InputError), tempfile.TemporaryDirectory() as cache:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+                runs["compiled"] = simulation(model, clients, "compiled", steps)
+                ready = f"{time.perf_counter() - began:.0f}"
+            for run in runs.values():
+                milliseconds(run, 0)  # warm up: the first call allocates
+            times = [[milliseconds(run, r) for run in runs.values()] for r in range(repeats)]
+            one, *faster = (statistics.median(column) for column in zip(*times, strict=True))
+            ratios = [f"{ms:.1f} | {one / ms:.1f}" for ms in faster] + ["refused | "] * (3 - len(runs))
+            print(f"| {model} | {clients} | {one:.1f} | {' | '.join(ratios)} | {ready} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -97,3 +97,11 @@ def test_the_duel_has_a_row_for_everfed_and_a_reason_where_pfl_is_missing(tmp_pa
     if "failed" in pfl:  # it is not among the development packages
         assert "No module named 'pfl'" in pfl["failed"]
         assert lines[1].startswith("| pfl | failed |")
+
+
+def test_the_price_of_own_adapters_is_a_row_for_each_trainer():
+    command = [sys.executable, BENCHMARKS / "adapters.py", "--layers", "1", "--width", "16", "--length", "8"]
+    done = subprocess.run([*command, "--clients", "3"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("5,264 parameters, 512 of an adapter; ")
+    assert done.stdout.splitlines()[-1].startswith("| batched | ")

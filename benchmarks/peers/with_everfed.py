@@ -14,7 +14,9 @@ import everfed as ef
 
 
 def main() -> None:
-    options = arguments(__doc__, method={"choices": ("fedavg", "algorithm1"), "default": "fedavg"})
+    options = arguments(
+        __doc__, method={"choices": ("fedavg", "algorithm1"), "default": "fedavg"}, trainer={"default": "auto"}
+    )
     workload = WORKLOADS[options.workload]
     torch.set_num_threads(options.threads)
     model = build(workload)
@@ -28,6 +30,7 @@ def main() -> None:
         rounds=rounds, local_steps=LOCAL_STEPS, batch_size=workload.batch,
         client=ef.Adam(workload.lr) if workload.optimizer == "adam" else ef.SGD(workload.lr),
         keep_state=False, eval_every=rounds, device=options.device, precision=options.precision,
+        trainer=options.trainer,
     )  # fmt: skip
     before = probe_loss(model, workload)
     ms, participants = [], []
@@ -39,6 +42,7 @@ def main() -> None:
         began = now
     model.load_state_dict(run.params)
     name = "everfed" if options.method == "fedavg" else "everfed, Algorithm 1"
+    name += "" if options.trainer == "auto" else f", {options.trainer}"
     losses = before, probe_loss(model, workload)
     mean = float(np.mean(participants[options.warmup : -1]))
     report(name, ["everfed", "torch"], options, ms[:-1], losses, participants=mean)

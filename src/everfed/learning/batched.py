@@ -32,6 +32,7 @@ from everfed.learning.task import DRAW_BYTES, Check, PlainTrained, Task, Trained
 # Matrices of one row per client that live at once besides the optimiser's state: parameters,
 # gradients, the parts they are concatenated from, and the optimiser's temporaries.
 _WORKING_COPIES = 6
+_CACHE = 8 << 20  # bytes
 
 
 class Batched:
@@ -149,7 +150,9 @@ class Batched:
 
         words = (task.seed & 0xFFFFFFFF, task.seed >> 32)
         key = (torch.tensor(words[0], device=data.device), torch.tensor(words[1], device=data.device))
-        return Compiled(self._gradients, self.module, example, key)
+        # On a CPU, what a block of clients needs should stay in its caches.
+        together = max(2, _CACHE // self.bytes_per_client) if data.device.type == "cpu" else None
+        return Compiled(self._gradients, self.module, example, key, together)
 
     def _gradients(
         self,

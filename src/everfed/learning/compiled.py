@@ -45,13 +45,18 @@ class Given(NamedTuple):
 class Compiled:
     """The same gradients from a compiled program, for any number of clients."""
 
-    def __init__(self, plain: Pass, module: nn.Module, example: Callable[[int], Given], key: Key) -> None:
-        """plain: the pass to trace. example: made-up arguments for so many clients. Raises CannotTrainError."""
+    def __init__(
+        self, plain: Pass, module: nn.Module, example: Callable[[int], Given], key: Key, together: int | None = None
+    ) -> None:
+        """plain: the pass to trace. example: made-up arguments for so many clients. Raises CannotTrainError.
+
+        together: clients that the program takes at once, two or more; None: all that it is given.
+        """
         frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         self.shared = {name: tensor.detach() for name, tensor in (*frozen, *module.named_buffers())}
-        self.key, self.plain = key, plain
+        self.key, self.plain, self.together = key, plain, together
         rows = example(1).rows
-        hint = max(2, min(_EXAMPLES, _EXAMPLE_BYTES // max(1, 4 * rows.shape[1])))
+        hint = max(2, min(together or _EXAMPLES, _EXAMPLE_BYTES // max(1, 4 * rows.shape[1])))
         self.program, self.guards = self._compiled(module, example(hint))
         for clients in (2, 3, 1):
             self._check(example, clients)
@@ -69,13 +74,23 @@ class Compiled:
     def __call__(
         self, rows: Tensor, x: Inputs, y: Tensor, who: Tensor, iteration: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        count = len(rows)
         when = iteration if isinstance(iteration, Tensor) else torch.full_like(who, iteration)
-        given = self._flat(Given(rows.detach(), x, y, who, when))
-        # The program is for two clients and more: of one, sizes could be taken for such that are repeated as needed.
-        several = [torch.cat([part, part]) for part in given] if count == 1 else [part.contiguous() for part in given]
-        if not all(guard(len(several[0])) for guard in self.guards):
+        given = [part.contiguous() for part in self._flat(Given(rows.detach(), x, y, who, when))]
+        # Blocks of nearly the same size, so that none of several is of one client.
+        blocks = 1 if self.together is None else -(-len(rows) // self.together)
+        found = [self._run(block) for block in zip(*(part.tensor_split(blocks) for part in given), strict=True)]
+        if None in found:
             return self.plain(rows, x, y, who, when, self.key, self.shared)
+        grads, losses = zip(*(pair for pair in found if pair is not None), strict=True)
+        return (grads[0], losses[0]) if blocks == 1 else (torch.cat(grads), torch.cat(losses))
+
+    def _run(self, given: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """None if something that the program assumes does not hold for so many clients."""
+        count = len(given[0])
+        # The program is for two clients and more: of one, sizes could be taken for such that are repeated as needed.
+        several = [torch.cat([part, part]) for part in given] if count == 1 else given
+        if not all(guard(len(several[0])) for guard in self.guards):
+            return None
         with torch.no_grad():
             grads, losses = self.program(*several, *self.key, *self.shared.values())
         return grads[:count], losses[:count]
