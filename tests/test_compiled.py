@@ -86,7 +86,7 @@ def test_built_in_models_are_traced_and_train_as_one_by_one(uncompiled, name, ha
     assert bool(refused) == (label in REFUSED), refused
 
 
-@pytest.mark.parametrize("name", ["mlp", "small-cnn", "char-gpt"])
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(n, marks=pytest.mark.long) for n in ("small-cnn", "char-gpt"))])
 def test_compiled_programs_train_as_one_by_one(name):
     given = data(SMALL[name][0], tokens=name.startswith("char"))
     more = {"dropout": 0.4} if name == "char-gpt" else {}
