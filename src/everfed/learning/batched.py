@@ -16,6 +16,7 @@ from everfed.arrays import Inputs, Ints
 from everfed.errors import InputError, first_line, warn
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
+from everfed.learning.generators import Drawn
 from everfed.learning.gradients import adjusted
 from everfed.learning.hooks import gradient_hooks
 from everfed.learning.layout import copied
@@ -39,6 +40,11 @@ class Batched:
         """reason: why the task has no faster trainer."""
         if where := gradient_hooks(task.module):
             raise InputError(f"{where} has hooks on gradients, which vmap would not call; use trainer='one-by-one'.")
+        if task.draws:
+            raise InputError(
+                f"this model cannot be batched over clients, since its training draws from {' and '.join(task.draws)}, "
+                "of which all of them would share the numbers; use trainer='one-by-one'."
+            )
         self.task, self.reason = task, reason
         self.module = _own(task.module).train()
         for layer in self.module.modules():
@@ -48,6 +54,7 @@ class Batched:
         empty = task.optimizer.init(0, task.layout.size, device)
         self.states = ClientRows(empty, len(task.data.sizes), device, task.state_place)
         self.bytes_per_client, self.replaces = _trial(task, self.module)
+        self.told = False
         self.chunk = max(1, budget(task) // self.bytes_per_client)
         self.gradients: Gradients = self._gradients
         if device.type == "cuda":
@@ -71,13 +78,25 @@ class Batched:
             part = slice(start, start + self.chunk)
             some = clients[part]
             when = round if isinstance(round, int) else round[part]
+            drawn = Drawn(params.device)
             try:
                 trained = self._train_chunk(params, some, when, None if steps is None else steps[part])
             except torch.cuda.OutOfMemoryError:
                 self._halve(len(some))
                 continue
+            self._tell(drawn.since())
             yield trained
             start += len(some)
+
+    def _tell(self, drawn: tuple[str, ...]) -> None:
+        """Say once that chance came in which the trial of the model did not show."""
+        if drawn and not self.told:
+            self.told = True
+            warn(
+                f"while clients were trained together, numbers were drawn from {' and '.join(drawn)}, by a model, a "
+                "rule or a reader of samples: no seed decides them, and clients may share them. With trainer='one-by-one', "
+                "each client has its own from the run's seed."
+            )
 
     def _halve(self, clients: int) -> None:
         """Out of memory costs the chunk, not the run: nothing is kept of a chunk before it is done."""

@@ -81,7 +81,7 @@ class Setup:
         self.layout = Layout(self.module)
         inputs = sum(math.prod(shape) for shape in parts(self.data.input_shape()).values())
         memory.check_training(experiment, self.layout.size, inputs, numbers[0] // 2, self.device)
-        trial.check_training(self.module, self.loss, self.samples, experiment.batch_size)
+        self.draws = trial.check_training(self.module, self.loss, self.samples, experiment.batch_size)
 
     def server(self, on_divergence: str = "stop") -> Server:
         e = self.experiment
@@ -114,6 +114,7 @@ class Setup:
             self.module, self.layout, self.samples, self.loss, e.client, e.local_steps, e.batch_size, e.keep_state,
             e.rounds, e.seeds.batch, memory_budget, e.precision, (*e.gradients, *gradients), e.state_place,
             starts=starts, slots=slots, fewer_steps=e.asynchronous and e.work.fewer_steps,
+            draws=self.draws,
         )  # fmt: skip
         return several(e.trainer, task, e.check_trainer, self.devices, partial(on_device, self.data))
 
