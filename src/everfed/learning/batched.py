@@ -94,8 +94,8 @@ class Batched:
             self.told = True
             warn(
                 f"while clients were trained together, numbers were drawn from {' and '.join(drawn)}, by a model, a "
-                "rule or a reader of samples: no seed decides them, and clients may share them. With trainer='one-by-one', "
-                "each client has its own from the run's seed."
+                "rule or a reader of samples: no seed decides them, and clients may share them. With "
+                "trainer='one-by-one', each client has its own from the run's seed."
             )
 
     def _halve(self, clients: int) -> None:
