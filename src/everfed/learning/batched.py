@@ -14,6 +14,7 @@ from torch.func import vmap
 
 from everfed.arrays import Inputs, Ints
 from everfed.errors import InputError, first_line, warn
+from everfed.learning.blame import blamed
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import counted_dropout
 from everfed.learning.generators import Drawn
@@ -124,7 +125,8 @@ class Batched:
         last = task.local_steps if steps is None else int(steps.max(initial=0))
         for step in range(last):
             x, y = task.data.samples(numbers[:, step], who, first + step, task.seed)
-            grads, losses = self.gradients(rows, x, y, who, first + step)
+            with blamed(self.module, x, clients.tolist()):
+                grads, losses = self.gradients(rows, x, y, who, first + step)
             grads = adjusted(task.gradients, grads, rows, start, clients)
             ended = None if steps is None or (steps > step).all() else torch.as_tensor(steps <= step).to(rows.device)
             before = None if ended is None else (rows[ended], {name: kept[ended] for name, kept in state.items()})

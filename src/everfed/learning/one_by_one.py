@@ -16,11 +16,12 @@ from torch import Tensor
 
 from everfed.arrays import Ints, taken
 from everfed.errors import InputError
+from everfed.learning.blame import blamed
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
 from everfed.learning.generators import Drawn, seeded
 from everfed.learning.gradients import adjusted
-from everfed.learning.layout import copied
+from everfed.learning.layout import own_copy
 from everfed.learning.precision import autocast
 from everfed.learning.task import Check, PlainTrained, Task, Trained
 
@@ -36,7 +37,7 @@ class OneByOne:
         if task.state_place == "disk" and task.keep_state:
             raise InputError("trainer 'one-by-one' keeps the clients' state in memory; for 'disk' use 'batched'.")
         self.task, self.reason = task, reason
-        self.module = copied(task.module).train()
+        self.module = own_copy(task.module).train()
         self.states: dict[int, dict[str, Any]] = {}
         self.draws = bool(task.draws)  # from generators that are not everfed's own
 
@@ -82,7 +83,8 @@ class OneByOne:
             for group in optimizer.param_groups:
                 group["lr"] = task.rate(round, step)
             optimizer.zero_grad()
-            with counted_dropout(task.seed, who[0], first + step), autocast(task.precision):
+            dropout = counted_dropout(task.seed, who[0], first + step)
+            with blamed(module, some, [client]), dropout, autocast(task.precision):
                 outputs = outputs_of(module, x)
             loss = task.loss(outputs.float(), y)
             backward(loss)

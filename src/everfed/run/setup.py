@@ -26,7 +26,7 @@ from everfed.learning.calling import outputs_of
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.generators import borrowed, undisturbed
 from everfed.learning.gradients import GradientRule
-from everfed.learning.layout import Layout, copied
+from everfed.learning.layout import Layout, own_copy
 from everfed.learning.objectives import LOSSES
 from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
@@ -209,7 +209,7 @@ def _instance(
 ) -> nn.Module:
     """The initial model: a copy of the user's, or a new one initialised with the seed."""
     if isinstance(model, nn.Module):
-        return copied(model, device)
+        return own_copy(model, device)
     with borrowed(derive(seed, Purpose.INIT)):
         if isinstance(model, str) or hasattr(model, "build"):
             kind = models.MODELS[model]() if isinstance(model, str) else model
