@@ -211,6 +211,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         (inner, _) = typing.get_args(hint)
         if not isinstance(value, list | tuple):
             example = f'[{{kind = "{next(iter(TABLES[inner]))}"}}]' if inner in TABLES else "[1, 5, 10]"
+            if isinstance(value, str) and (inner is str or checks.is_union(inner)):  # names, of which this may be one
+                example = show([value])
             raise InputError(f"{where} is {show(value)}; it must be a list, such as {example}.")
         if inner in _PLAIN and set(map(type, value)) <= {inner}:  # a million cycles, say
             return tuple(value)

@@ -27,6 +27,7 @@ from everfed.learning.evaluate import Evaluator
 from everfed.learning.generators import borrowed, undisturbed
 from everfed.learning.gradients import GradientRule
 from everfed.learning.layout import Layout, own_copy
+from everfed.learning.measures import name_of
 from everfed.learning.objectives import LOSSES
 from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
@@ -143,6 +144,9 @@ class Setup:
     def evaluator(self, test: Pair | None = None) -> Evaluator:
         """test: samples and targets to evaluate on; None: the test set."""
         e = self.experiment
+        if test is None and e.metrics and not len(self.data.test_y) and self.held is None:
+            named = ", ".join(metric if isinstance(metric, str) else name_of(metric) for metric in e.metrics)
+            warn(f"metrics has {named}, but there is no test set to compute it on; give one, or leave metrics out.", 4)
         return Evaluator(
             self.module, self.layout, self.data, self.fleet, self.loss, self.device, e.precision, e.metrics, test
         )
