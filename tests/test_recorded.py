@@ -24,13 +24,18 @@ class TwoInputs(nn.Module):
         return self.out(self.drop(torch.cat([self.table(word), size], dim=1)))
 
 
+def together(x):
+    """Whether clients are trained together: a model that counts all its calls is refused before."""
+    return torch._C._functorch.is_batchedtensor(x)
+
+
 class Counts(nn.Linear):
     """Changes with the number of its calls in training."""
 
     calls = 0
 
     def forward(self, x):
-        self.calls += self.training
+        self.calls += self.training and together(x)
         return super().forward(x) * (1 + self.calls % 2)
 
 
@@ -40,7 +45,7 @@ class CountsInAList(nn.Linear):
         self.seen = {"calls": [0]}
 
     def forward(self, x):
-        self.seen["calls"][0] += self.training
+        self.seen["calls"][0] += self.training and together(x)
         return super().forward(x) * (1 + self.seen["calls"][0] % 2)
 
 

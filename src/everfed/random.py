@@ -60,6 +60,7 @@ class Purpose(IntEnum):
     DURATION = 16  # how long a client's work takes, where that varies
     ATTACK = 17  # what an attacker sends in the place of its update
     WEATHER = 18  # which days a resampled year is made of
+    SHARED = 19  # where the generators that a process shares start for a client's work, if a model draws from them
 
 
 def check_seed(seed: int, name: str = "the seed") -> None:

@@ -20,6 +20,7 @@ from everfed.cli.spoken import printable
 from everfed.errors import EverfedWarning
 from everfed.run.history import RoundRecord
 from everfed.showing.progress import Bars, Terminal
+from everfed.store.files import strict
 from everfed.studies import sweep
 from everfed.units import energy
 
@@ -90,7 +91,7 @@ class Screen(TextScreen):
         self.as_json = json
 
     def json(self, value: Any) -> None:
-        print(json.dumps(value, indent=2))
+        print(json.dumps(strict(value), indent=2, allow_nan=False))
 
 
 def table(title: str, columns: Sequence[str], left: Sequence[str] | None = None, caption: str | None = None) -> Table:

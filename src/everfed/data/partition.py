@@ -118,6 +118,11 @@ class Natural(Checked):
             )
         if (self.match == "column") != bool(self.column):
             raise InputError("split.column names what match = 'column' goes by; give both or neither.")
+        if self.reverse and self.match == "random":
+            raise InputError(
+                "split.reverse turns an order round, but match = 'random' has none; set match to 'size' or 'column', "
+                "or leave reverse out."
+            )
         chosen = permutation(len(owners), seed, Purpose.PARTITION)[:clients]
         if self.match == "random":
             return chosen

@@ -17,9 +17,11 @@ from torch.func import vmap
 from everfed.arrays import Inputs, Ints, each
 from everfed.errors import InputError, first_line, warn
 from everfed.learning import convolutions
+from everfed.learning.blame import blamed
 from everfed.learning.calling import outputs_of
 from everfed.learning.compiled import Compiled, Given, Key, Shared
 from everfed.learning.dropout import counted_dropout
+from everfed.learning.generators import Drawn
 from everfed.learning.gradients import adjusted
 from everfed.learning.hooks import gradient_hooks
 from everfed.learning.layout import copied
@@ -44,6 +46,11 @@ class Batched:
         """reason: why the task has no faster trainer. compiled: whether the gradients' pass becomes one program."""
         if where := gradient_hooks(task.module):
             raise InputError(f"{where} has hooks on gradients, which vmap would not call; use trainer='one-by-one'.")
+        if task.draws:
+            raise InputError(
+                f"this model cannot be batched over clients, since its training draws from {' and '.join(task.draws)}, "
+                "of which all of them would share the numbers; use trainer='one-by-one'."
+            )
         self.task, self.reason = task, reason
         self.module = _own(task.module).train()
         for layer in self.module.modules():
@@ -54,6 +61,7 @@ class Batched:
         self.states = ClientRows(empty, len(task.data.sizes), device, task.state_place)
         self.replaced = convolutions.FUNCTIONS if compiled else {}
         self.bytes_per_client, self.replaces = _trial(task, self.module, self.replaced)
+        self.told = False
         self.chunk = max(1, budget(task) // self.bytes_per_client)
         self.compiled = self._compiled() if compiled else None
         self.gradients: Gradients = self.compiled or self._gradients
@@ -79,13 +87,25 @@ class Batched:
             part = slice(start, start + self.chunk)
             some = clients[part]
             when = round if isinstance(round, int) else round[part]
+            drawn = Drawn(params.device)
             try:
                 trained = self._train_chunk(params, some, when, None if steps is None else steps[part])
             except torch.cuda.OutOfMemoryError:
                 self._halve(len(some))
                 continue
+            self._tell(drawn.since())
             yield trained
             start += len(some)
+
+    def _tell(self, drawn: tuple[str, ...]) -> None:
+        """Say once that chance came in which the trial of the model did not show."""
+        if drawn and not self.told:
+            self.told = True
+            warn(
+                f"while clients were trained together, numbers were drawn from {' and '.join(drawn)}, by a model, a "
+                "rule or a reader of samples: no seed decides them, and clients may share them. With "
+                "trainer='one-by-one', each client has its own from the run's seed."
+            )
 
     def _halve(self, clients: int) -> None:
         """Out of memory costs the chunk, not the run: nothing is kept of a chunk before it is done."""
@@ -113,7 +133,8 @@ class Batched:
         last = task.local_steps if steps is None else int(steps.max(initial=0))
         for step in range(last):
             x, y = task.data.samples(numbers[:, step], who, first + step, task.seed)
-            grads, losses = self.gradients(rows, x, y, who, first + step)
+            with blamed(self.module, x, clients.tolist()):
+                grads, losses = self.gradients(rows, x, y, who, first + step)
             grads = adjusted(task.gradients, grads, rows, start, clients)
             ended = None if steps is None or (steps > step).all() else torch.as_tensor(steps <= step).to(rows.device)
             before = None if ended is None else (rows[ended], {name: kept[ended] for name, kept in state.items()})

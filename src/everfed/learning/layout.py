@@ -7,10 +7,12 @@ all parameters of all participants, and per-client optimiser state is gathered b
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from everfed.errors import InputError, first_line
 from everfed.learning.hooks import copy_hooks
 
 
@@ -51,9 +53,28 @@ def copied(module: nn.Module, device: torch.device | None = None) -> nn.Module:
     device: where the copy will be moved, so that only what lies there already can be shared.
     """
     frozen = [p for p in module.parameters() if not p.requires_grad and device in (None, p.device)]
-    made = copy.deepcopy(module, {id(p): p for p in frozen})
+    known: dict[int, Any] = {id(p): p for p in frozen}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            # Computed from weights, as by torch.nn.utils.weight_norm, which computes it anew at every call.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                known[id(value)] = value.detach().clone()
+    made = copy.deepcopy(module, known)
     copy_hooks(module, made)
     for layer in made.modules():
         if isinstance(layer, nn.RNNBase):  # a copy's weights lie apart, which cuDNN would warn of at every call
             layer.flatten_parameters()
     return made
+
+
+def own_copy(module: nn.Module, device: torch.device | None = None) -> nn.Module:
+    """The same of a user's module, which may hold what cannot be copied."""
+    try:
+        return copied(module, device)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"the model {type(module).__name__} cannot be copied, as training needs it ({first_line(error)}); keep "
+            "open files, modules of Python and tensors that were computed from others out of its attributes."
+        ) from error

@@ -65,12 +65,12 @@ def mean_of(values: Floats) -> float:
 def _f1(outputs: Array, y: Array, weights: Floats | None) -> Floats:
     from sklearn.metrics import f1_score  # a second to import, here and below
 
-    if y.ndim == 2:
+    if y.ndim == 2:  # NaN: a label that is neither there nor predicted, here and below
         pairs = zip(y.T, outputs.T > 0, strict=True)
-        return np.array([f1_score(right, said, sample_weight=weights, zero_division=0) for right, said in pairs])
+        return np.array([f1_score(right, said, sample_weight=weights, zero_division=np.nan) for right, said in pairs])
     found = f1_score(
         y, outputs.argmax(axis=1), labels=np.arange(outputs.shape[1]), average=None, sample_weight=weights,
-        zero_division=np.nan,  # a class that is neither there nor predicted
+        zero_division=np.nan,
     )  # fmt: skip
     return np.atleast_1d(found)
 

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from everfed.arrays import Ints, taken
 from everfed.errors import InputError
+from everfed.learning.blame import blamed
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
+from everfed.learning.generators import Drawn, seeded
 from everfed.learning.gradients import adjusted
-from everfed.learning.layout import copied
+from everfed.learning.layout import own_copy
 from everfed.learning.precision import autocast
 from everfed.learning.task import Check, PlainTrained, Task, Trained
 
@@ -35,8 +37,9 @@ class OneByOne:
         if task.state_place == "disk" and task.keep_state:
             raise InputError("trainer 'one-by-one' keeps the clients' state in memory; for 'disk' use 'batched'.")
         self.task, self.reason = task, reason
-        self.module = copied(task.module).train()
+        self.module = own_copy(task.module).train()
         self.states: dict[int, dict[str, Any]] = {}
+        self.draws = bool(task.draws)  # from generators that are not everfed's own
 
     def explain(self) -> list[str]:
         return [f"the whole model: one client at a time by torch, since {self.reason}"]
@@ -45,16 +48,31 @@ class OneByOne:
         rounds = np.broadcast_to(round, len(clients)).tolist()
         counts = np.broadcast_to(self.task.local_steps if steps is None else steps, len(clients)).tolist()
         for i, client in enumerate(clients.tolist()):
-            delta, loss = self._train_one(params, client, rounds[i], counts[i])
+            delta, loss = self._repeatably(params, client, rounds[i], counts[i])
             yield PlainTrained(clients[i : i + 1], delta[None], loss[None])
 
-    def _train_one(self, params: Tensor, client: int, round: int, steps: int) -> tuple[Tensor, Tensor]:
+    def _repeatably(self, params: Tensor, client: int, round: int, steps: int) -> tuple[Tensor, Tensor]:
+        """A client's work. If something in it draws from a generator that the process shares, it starts from a number
+        of this work's own; where that was not known before, the work is done once more."""
+        if not self.draws:
+            drawn = Drawn(params.device)
+            delta, loss, state = self._train_one(params, client, round, steps)
+            self.draws = bool(drawn.since())
+        if self.draws:
+            with seeded(self.task.seed, client, round * self.task.local_steps, params.device):
+                delta, loss, state = self._train_one(params, client, round, steps)
+        if self.task.keep_state:
+            self.states[client] = state
+        return delta, loss
+
+    def _train_one(self, params: Tensor, client: int, round: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """(the update, the mean loss, the optimiser's state)."""
         task, module = self.task, self.module
         start = task.start(params, np.array([client]))[0]
         task.layout.load(start, module)
         optimizer = task.optimizer.as_torch(p for p in module.parameters() if p.requires_grad)
         if client in self.states:
-            optimizer.load_state_dict(self.states[client])
+            optimizer.load_state_dict(copy.deepcopy(self.states[client]))  # it writes into what it is given
         who = torch.tensor([client], device=params.device)
         first = round * task.local_steps
         numbers = task.data.draw(who, first, task.local_steps, task.batch_size, task.seed)[0]
@@ -65,7 +83,8 @@ class OneByOne:
             for group in optimizer.param_groups:
                 group["lr"] = task.rate(round, step)
             optimizer.zero_grad()
-            with counted_dropout(task.seed, who[0], first + step), autocast(task.precision):
+            dropout = counted_dropout(task.seed, who[0], first + step)
+            with blamed(module, some, [client]), dropout, autocast(task.precision):
                 outputs = outputs_of(module, x)
             loss = task.loss(outputs.float(), y)
             backward(loss)
@@ -75,9 +94,7 @@ class OneByOne:
             self._adjust(start, client)
             optimizer.step()
             losses.append(loss.detach())
-        if task.keep_state:
-            self.states[client] = copy.deepcopy(optimizer.state_dict())
-        return task.layout.flatten(module) - start, torch.stack(losses).mean()
+        return task.layout.flatten(module) - start, torch.stack(losses).mean(), optimizer.state_dict()
 
     def _adjust(self, start: Tensor, client: int) -> None:
         """Let the task's rules change the gradients."""

@@ -118,6 +118,7 @@ class Task:
     slots: int = 1  # how often a client may begin within a round; its works are then numbered through
     fewer_steps: bool = False  # whether clients may do fewer than all local steps
     devices: int = 1  # how many train at the same time, each in a thread with a task of its own
+    draws: tuple[str, ...] = ()  # which of the generators that a process shares training was seen to draw from
 
     @property
     def iterations(self) -> int:

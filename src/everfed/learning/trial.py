@@ -7,13 +7,12 @@ refused here in one sentence.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from everfed.arrays import Inputs, each, parts, taken
 from everfed.data.federated import FederatedData
@@ -21,9 +20,10 @@ from everfed.data.on_demand import OnDemand
 from everfed.errors import InputError, first_line, shown
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
-from everfed.learning.generators import undisturbed
+from everfed.learning.generators import Drawn, seed_all, undisturbed
 from everfed.learning.layout import copied
 from everfed.learning.objectives import check_outputs
+from everfed.learning.own_state import attributes, check_attributes, unchanged
 from everfed.learning.task import DeviceData, Loss
 
 # How far two evaluations of the same samples may be apart, relative to the largest output: a GPU adds in any order.
@@ -35,6 +35,9 @@ _MOST_PLACES = 32
 # How often they are evaluated: a mask that rarely drops may be the same twice.
 _TIMES = 4
 
+# The most samples of the passes that a model must repeat in training.
+_REPEATED = 4
+
 
 def check_fits(module: nn.Module, data: FederatedData | OnDemand, sample: Inputs) -> None:
     """Run small forward passes to reject a model of the wrong shape, or one whose evaluation draws by chance.
@@ -42,7 +45,7 @@ def check_fits(module: nn.Module, data: FederatedData | OnDemand, sample: Inputs
     sample: a few samples of the data as the model sees them.
     """
     training, first = module.training, next(iter(parts(sample).values()))
-    with undisturbed(first.device), _unchanged(module):
+    with undisturbed(first.device), unchanged(module):
         try:
             with torch.no_grad():
                 module.eval()
@@ -166,18 +169,17 @@ def check_targets(module: nn.Module, sample: Inputs, targets: Tensor, loss: Loss
         )
 
 
-def check_training(module: nn.Module, loss: Loss, data: DeviceData, batch_size: int) -> None:
-    """Compute one minibatch's gradient to reject a model that changes its own state, and a loss without one."""
+def check_training(module: nn.Module, loss: Loss, data: DeviceData, batch_size: int) -> tuple[str, ...]:
+    """Compute a few gradients to reject a model that changes its own state, and a loss without a gradient.
+
+    Returns which generators of random numbers, of those that a process shares, are drawn from on the way.
+    """
     with undisturbed(data.device), torch.enable_grad():
         module = _copied(module).train()
-        nobody = torch.zeros((), dtype=torch.int64, device=data.device)
-        try:
-            with _unchanged(module), counted_dropout(0, nobody, 0):
-                outputs = outputs_of(module, data.inputs(batch_size))
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"the model fails in training mode: {first_line(error)}.") from error
+        seed_all(0, data.device)
+        drawn = Drawn(data.device)
+        with unchanged(module):
+            outputs = _forward(module, data.inputs(batch_size))
         if not (isinstance(outputs, Tensor) and outputs.requires_grad):
             raise InputError(
                 f"the outputs of the model {type(module).__name__} have no gradient in training mode; its forward must "
@@ -192,6 +194,50 @@ def check_training(module: nn.Module, loss: Loss, data: DeviceData, batch_size: 
             raise InputError(f"the model fails in its backward pass: {first_line(error)}.") from error
         finally:
             module.zero_grad()
+        return tuple(dict.fromkeys((*drawn.since(), *_check_repeats(module, data, batch_size))))
+
+
+def _check_repeats(module: nn.Module, data: DeviceData, batch_size: int) -> tuple[str, ...]:
+    """Reject a model whose outputs in training depend on what it was given before, or on numbers that no seed decides.
+
+    Of plain attributes, those after the second pass are compared with those after the third: until then, caches are
+    filled. Returns the generators that were drawn from.
+    """
+    count = min(batch_size, _REPEATED)
+    some, other = data.inputs(count), each(lambda part: part[count:], data.inputs(2 * count))
+    outputs: list[Tensor] = []
+    kept: list[dict[str, Any]] = []
+    drawn: list[str] = []
+    with unchanged(module):
+        for seed, inputs in ((1, some), (2, some), (2, some), (3, other), (2, some)):
+            seed_all(seed, data.device)
+            watched = Drawn(data.device)
+            outputs.append(_forward(module, each(Tensor.clone, inputs)).detach().float())
+            drawn.extend(watched.since())
+            kept.append(attributes(module) if len(kept) in (1, 2) else {})
+    check_attributes(kept[1], kept[2])
+    expected = outputs[1]
+    apart = _ROUNDING * expected.abs().max()
+    for found in (outputs[2], outputs[4]):
+        if found.shape != expected.shape or bool(((found - expected).abs() > apart).any()):
+            raise InputError(
+                f"the model {type(module).__name__} gives other outputs for the same samples in training, though "
+                "torch's, NumPy's and Python's generators start from the same number; it must not keep anything from "
+                "batch to batch, nor draw from a generator that no seed decides."
+            )
+    return tuple(drawn)
+
+
+def _forward(module: nn.Module, inputs: Inputs) -> Tensor:
+    """The outputs in training mode."""
+    nobody = torch.zeros((), dtype=torch.int64, device=next(iter(parts(inputs).values())).device)
+    try:
+        with counted_dropout(0, nobody, 0):
+            return outputs_of(module, inputs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"the model fails in training mode: {first_line(error)}.") from error
 
 
 def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -213,25 +259,6 @@ def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     if not found.requires_grad:
         raise InputError(f"the loss {name} returns a tensor without a gradient; {right}.")
     return found
-
-
-@contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Refuse a model of which a forward pass inside changes weights or buffers."""
-
-    def state() -> dict[str, Tensor]:
-        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        return {name: value.detach() for name, value in named.items() if not is_lazy(value)}
-
-    before = {name: value.clone() for name, value in state().items()}
-    yield
-    after = state()
-    for name, value in before.items():
-        if not torch.equal(value.nan_to_num(), after[name].nan_to_num()):
-            raise InputError(
-                f"the model's forward changes '{name}', a state of its own that clients would share and no average "
-                "would hold; use layers without such a state, as nn.GroupNorm for nn.BatchNorm."
-            )
 
 
 def _copied(module: nn.Module) -> nn.Module:

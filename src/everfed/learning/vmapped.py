@@ -25,10 +25,21 @@ def _embedding(
     """torch.embedding, whose rule forgets what it shall do to the gradient."""
     if scale_grad_by_freq or sparse or max_norm is not None:
         raise InputError("vmap ignores scale_grad_by_freq, sparse and max_norm of an embedding")
+    _check_rows(input, len(weight))
     if padding_idx is not None:
         learned = torch.arange(len(weight), device=weight.device) != padding_idx % len(weight)
         weight = torch.where(learned[:, None], weight, weight.detach())
     return torch.embedding(weight, input)
+
+
+def _check_rows(input: Tensor, rows: int) -> None:
+    """vmap lays the clients' tables one after the other, so that a number outside of a client's own would silently take
+    a row of its neighbour's. Not on a GPU, which would have to wait for the answer."""
+    numbers = input
+    while torch._C._functorch.is_batchedtensor(numbers):
+        numbers = torch._C._functorch.get_unwrapped(numbers)
+    if numbers.device.type == "cpu" and numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < rows:
+        raise IndexError("index out of range in self")  # torch's own words, as without vmap
 
 
 def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

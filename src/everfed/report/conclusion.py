@@ -13,7 +13,7 @@ from everfed.report.figure import figure
 from everfed.report.notes import silences
 from everfed.report.page import page
 from everfed.run import config
-from everfed.store.files import write_atomically
+from everfed.store.files import strict, write_atomically
 from everfed.store.reading import StoredRun
 from everfed.studies.sweep import Planned, overwritten
 from everfed.studies.yardstick import yardstick
@@ -61,7 +61,7 @@ def conclude(planned: Sequence[Planned], runs: Sequence[StoredRun], out: Path, s
     )
     content = {**made.to_dict(), "seconds": seconds, "figure": str(made.figure) if made.figure else None}
     content["experiment"] = config.to_dict(planned[0].experiment)
-    write_atomically(out / "summary.json", json.dumps(content, indent=1) + "\n")
+    write_atomically(out / "summary.json", json.dumps(strict(content), indent=1) + "\n")
     return made
 
 

@@ -38,11 +38,11 @@ FORMAT = 2
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def to_dict(value: Any) -> dict[str, Any]:
-    """An experiment, or a part of one, as plain dicts, lists and numbers."""
+def to_dict(value: Any, mode: bool = True) -> dict[str, Any]:
+    """An experiment, or a part of one, as plain dicts, lists and numbers. mode: whether train() and eval() count."""
     in_a_table = any(type(value) in table.values() for table in TABLES.values())
     if not in_a_table and not isinstance(value, Experiment):
-        return live.describe(value)
+        return live.describe(value, mode)
     out: dict[str, Any] = {} if isinstance(value, Experiment) else {"kind": kind_of(value)}
     return out | _options(value)
 
@@ -54,11 +54,12 @@ def _options(value: Any) -> dict[str, Any]:
     for field in registry.options(value):
         part = getattr(value, field.name)
         if not field.metadata.get("left_out") or part != registry.default_of(field):
-            out[field.name] = plain(part, hints[field.name])
+            # A model is trained in train mode and evaluated in eval mode, whichever it is in.
+            out[field.name] = plain(part, hints[field.name], mode=field.name != "model")
     return out
 
 
-def plain(part: Any, hint: Any) -> Any:
+def plain(part: Any, hint: Any, mode: bool = True) -> Any:
     """A value of a field as a file has it."""
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
@@ -73,7 +74,7 @@ def plain(part: Any, hint: Any) -> Any:
         return part
     if hint is type(part):  # options with options of their own
         return _options(part)
-    return to_dict(part)
+    return to_dict(part, mode)
 
 
 def from_dict(raw: Mapping[str, Any]) -> Experiment:
@@ -210,6 +211,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         (inner, _) = typing.get_args(hint)
         if not isinstance(value, list | tuple):
             example = f'[{{kind = "{next(iter(TABLES[inner]))}"}}]' if inner in TABLES else "[1, 5, 10]"
+            if isinstance(value, str) and (inner is str or checks.is_union(inner)):  # names, of which this may be one
+                example = show([value])
             raise InputError(f"{where} is {show(value)}; it must be a list, such as {example}.")
         if inner in _PLAIN and set(map(type, value)) <= {inner}:  # a million cycles, say
             return tuple(value)

@@ -55,7 +55,8 @@ class EarlyStopping(Checked):
         known = [name for name in LOWER_IS_BETTER if not name.startswith("top-")]  # those that some task brings
         if self.metric not in (*known, *own):
             more = f"; add it to the run's metrics: metrics = ['{self.metric}']." * (self.metric in LOWER_IS_BETTER)
-            raise InputError(unknown("early_stopping.metric", self.metric, [*known, *own]).rstrip(".") + (more or "."))
+            names = {*known, *own}
+            raise InputError(unknown("early_stopping.metric", self.metric, names).rstrip(".") + (more or "."))
         if self.metric not in LOWER_IS_BETTER and self.better == "auto":
             raise InputError(
                 f"early_stopping.metric is '{self.metric}', one of the run's own; say which values are better: "

@@ -7,6 +7,7 @@ Libraries count by name. Bytecode differs between minor versions of Python; a fi
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import sys
@@ -34,12 +35,18 @@ _NOT_CONTENT = {
 }  # fmt: skip
 
 
-def fingerprint(value: Any) -> str:
-    """
+# Instructions that look a name up among globals. What else has a name, such as an attribute, is none of theirs.
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+
+
+def fingerprint(value: Any, *, mode: bool = True, former: bool = False) -> str:
+    """mode: whether train() and eval() of modules count; they do not of a model, which is always trained in train mode.
+    former: as it was computed before globals were told from attributes of the same name.
+
     >>> fingerprint(np.arange(3)) == fingerprint(np.arange(3)) != fingerprint(np.arange(4))
     True
     """
-    content = _Content()
+    content = _Content(mode, former)
     content.add(value)
     return content.digest.hexdigest()[:16]
 
@@ -47,7 +54,8 @@ def fingerprint(value: Any) -> str:
 class _Content:
     """One fingerprint in the making."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: bool, former: bool) -> None:
+        self.mode, self.former = mode, former
         self.digest = hashlib.sha256()
         self.inside: list[int] = []  # the objects around the present one, against circles
         self.met: dict[int, tuple[int, Any]] = {}  # code and parameters: the same one again is told from an equal one
@@ -124,7 +132,7 @@ class _Content:
         if isinstance(value, nn.Module):
             # Hooks are kept under running numbers, which differ from object to object.
             parts = {k: list(v.values()) if "hooks" in k and isinstance(v, dict) else v for k, v in vars(value).items()}
-            self.add(parts)
+            self.add(parts if self.mode else {**parts, "training": True})
         elif is_dataclass(value):
             self.add({f.name: getattr(value, f.name) for f in fields(value) if f.compare})
         elif hasattr(value, "__dict__"):
@@ -162,7 +170,8 @@ class _Content:
             for cell in value.__closure__ or ():
                 self._named(None if cell == types.CellType() else cell.cell_contents, ())
             names = _names(value.__code__)
-            for name in sorted(names & value.__globals__.keys()):
+            loaded = names if self.former else _globals(value.__code__)
+            for name in sorted(loaded & value.__globals__.keys()):
                 self.say(name)
                 self._named(value.__globals__[name], names)
 
@@ -193,8 +202,17 @@ class _Content:
 
 def _names(code: types.CodeType) -> set[str]:
     """All names that code and the functions within it refer to."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+    return set(code.co_names).union(*map(_names, _inner(code)))
+
+
+def _globals(code: types.CodeType) -> set[str]:
+    """The names that code and the functions within it look up among globals."""
+    loads = (step.argval for step in dis.get_instructions(code) if step.opname in _LOADS)
+    return set(loads).union(*map(_globals, _inner(code)))
+
+
+def _inner(code: types.CodeType) -> Iterable[types.CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def _ordered(constant: Any) -> Any:

@@ -47,9 +47,9 @@ class Live:
         )
 
 
-def describe(value: Any) -> dict[str, str]:
-    """The entry of a live object in a file."""
-    known = value if isinstance(value, Live) else Live(_name(value), fingerprint(value))
+def describe(value: Any, mode: bool = True) -> dict[str, str]:
+    """The entry of a live object in a file. mode: whether train() and eval() of modules count."""
+    known = value if isinstance(value, Live) else Live(_name(value), fingerprint(value, mode=mode))
     return {"kind": KIND, "name": known.name, "fingerprint": known.fingerprint}
 
 
@@ -61,10 +61,38 @@ def recall(raw: Any) -> Live | None:
 
 
 def objects(value: Any) -> dict[str, Any]:
-    """The live objects in an experiment or a part of one that a file would only name, by their fingerprints."""
+    """The live objects in an experiment or a part of one that a file would only name, by their fingerprints: with the
+    mode of modules, and, as of a model, without."""
     found: dict[str, Any] = {}
-    _walk(value, lambda part: found.setdefault(fingerprint(part), part))
+
+    def note(part: Any) -> Any:
+        for mode in (True, False) if callable(part) else (True,):
+            found.setdefault(fingerprint(part, mode=mode), part)
+        return part
+
+    _walk(value, note)
     return found
+
+
+def renamed(stored: Any, wanted: Any) -> Any:
+    """A stored experiment in which objects that an earlier version identified otherwise have their present
+    fingerprints, if they are those of the wanted experiment."""
+    present: dict[str, str] = {}
+
+    def note(part: Any) -> Any:
+        if not isinstance(part, Live):
+            present[fingerprint(part, former=True)] = fingerprint(part)
+        return part
+
+    def change(part: Any) -> Any:
+        known = isinstance(part, Live) and present.get(part.fingerprint)
+        return replace(part, fingerprint=known) if known else part
+
+    _walk(wanted, note)
+    model = stored.model
+    if isinstance(model, Live) and model.fingerprint in present and not isinstance(wanted.model, Live):
+        model = Live(model.name, fingerprint(wanted.model, mode=False))
+    return replace(_walk(stored, change), model=model)
 
 
 def restored(value: Any, known: Mapping[str, Any]) -> Any:

@@ -26,7 +26,8 @@ from everfed.learning.calling import outputs_of
 from everfed.learning.evaluate import Evaluator
 from everfed.learning.generators import borrowed, undisturbed
 from everfed.learning.gradients import GradientRule
-from everfed.learning.layout import Layout, copied
+from everfed.learning.layout import Layout, own_copy
+from everfed.learning.measures import name_of
 from everfed.learning.objectives import LOSSES
 from everfed.learning.precision import set_precision
 from everfed.learning.streamed import on_device
@@ -81,7 +82,7 @@ class Setup:
         self.layout = Layout(self.module)
         inputs = sum(math.prod(shape) for shape in parts(self.data.input_shape()).values())
         memory.check_training(experiment, self.layout.size, inputs, numbers[0] // 2, self.device)
-        trial.check_training(self.module, self.loss, self.samples, experiment.batch_size)
+        self.draws = trial.check_training(self.module, self.loss, self.samples, experiment.batch_size)
 
     def server(self, on_divergence: str = "stop") -> Server:
         e = self.experiment
@@ -114,6 +115,7 @@ class Setup:
             self.module, self.layout, self.samples, self.loss, e.client, e.local_steps, e.batch_size, e.keep_state,
             e.rounds, e.seeds.batch, memory_budget, e.precision, (*e.gradients, *gradients), e.state_place,
             starts=starts, slots=slots, fewer_steps=e.asynchronous and e.work.fewer_steps,
+            draws=self.draws,
         )  # fmt: skip
         return several(e.trainer, task, e.check_trainer, self.devices, partial(on_device, self.data))
 
@@ -142,6 +144,9 @@ class Setup:
     def evaluator(self, test: Pair | None = None) -> Evaluator:
         """test: samples and targets to evaluate on; None: the test set."""
         e = self.experiment
+        if test is None and e.metrics and not len(self.data.test_y) and self.held is None:
+            named = ", ".join(metric if isinstance(metric, str) else name_of(metric) for metric in e.metrics)
+            warn(f"metrics has {named}, but there is no test set to compute it on; give one, or leave metrics out.", 4)
         return Evaluator(
             self.module, self.layout, self.data, self.fleet, self.loss, self.device, e.precision, e.metrics, test
         )
@@ -208,7 +213,7 @@ def _instance(
 ) -> nn.Module:
     """The initial model: a copy of the user's, or a new one initialised with the seed."""
     if isinstance(model, nn.Module):
-        return copied(model, device)
+        return own_copy(model, device)
     with borrowed(derive(seed, Purpose.INIT)):
         if isinstance(model, str) or hasattr(model, "build"):
             kind = models.MODELS[model]() if isinstance(model, str) else model

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -130,7 +131,17 @@ def commit(unfinished: Path, target: Path) -> None:
 
 def write_sealed(target: Path, content: Mapping[str, Any]) -> None:
     """A JSON file that carries the digest of its name and content."""
+    content = strict(content)
     write_atomically(target, json.dumps({**content, _SEAL: _seal(target.name, content)}, indent=1) + "\n")
+
+
+def strict(content: Any) -> Any:
+    """The same with null for numbers that are not finite, which JSON does not have and other programs do not read."""
+    if isinstance(content, Mapping):
+        return {key: strict(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [strict(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:

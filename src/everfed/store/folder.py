@@ -26,7 +26,7 @@ from everfed.learning.optim import rate
 from everfed.run import config
 from everfed.run.experiment import Experiment
 from everfed.run.fleets import CycleFleet
-from everfed.run.live import objects, restored
+from everfed.run.live import objects, renamed, restored
 from everfed.store import legacy
 from everfed.store.check import repair_run
 from everfed.store.checkpoint import checkpoints, is_damaged, read_notes
@@ -73,7 +73,11 @@ class RunFolder:
             legacy.check_resumable(self.path, stored)
             _check_traces(self.path, stored, pinned)
             _mend_traces(stored, pinned)
-            if different := config.differences(stored, pinned):
+            different = config.differences(stored, pinned)
+            if different.keys() - {"rounds"}:
+                stored = renamed(stored, pinned)
+                different = config.differences(stored, pinned)
+            if different:
                 stored = self._changed(stored, pinned, different)
         except OSError as error:
             self.release()

@@ -123,6 +123,8 @@ def _in_turn(task: Task) -> tuple[list[str], str]:
     """(what `auto` tries, fastest first; why nothing faster)."""
     if where := gradient_hooks(task.module):
         return ["one-by-one"], f"{where} has hooks on gradients"
+    if task.draws:
+        return ["one-by-one"], f"its training draws from {' and '.join(task.draws)}"
     if task.data.device.type != "cpu":
         return ["kernels", "batched", "one-by-one"], ""
     # Not even asking for kernels spares importing Triton where it cannot help.
@@ -159,6 +161,8 @@ def _fast(task: Task) -> Trainer:
         raise CannotTrainError("the kernels take one input of bytes or floats")
     if where := any_hooks(task.module):
         raise CannotTrainError(f"the kernels do not call hooks, which {where} has")
+    if task.draws:
+        raise CannotTrainError(f"the model's training draws from {' and '.join(task.draws)}")
     if not task.data.whole:
         raise CannotTrainError("the kernels need samples on the device, but these are loaded on demand")
     if _spills(task):

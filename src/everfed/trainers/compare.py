@@ -20,7 +20,7 @@ from everfed.arrays import Inputs, Ints, taken
 from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
-from everfed.learning.generators import undisturbed
+from everfed.learning.generators import seeded, undisturbed
 from everfed.learning.gradients import GradientRule, adjusted
 from everfed.learning.layout import copied
 from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
@@ -191,26 +191,26 @@ def _plainly(
     """
     task = _apart(task)
     device, steps = task.data.device, task.local_steps
-    who = torch.as_tensor(clients, device=device)
-    numbers = task.data.draw(who, 0, steps, task.batch_size, task.seed)
     deltas, losses = [], []
-    _seed(device)
     set_precision(precision, device)
     try:
-        for i, client in enumerate(clients.tolist()):
-            weights, total = params.clone(), torch.zeros((), device=device)
-            optimizer = None
-            for step in range(steps):
-                x, y = task.data.samples(numbers[i : i + 1, step], who[i : i + 1], step, task.seed)
-                gradient, loss = _gradient(task, weights, taken(x, 0), y[0], who[i], step, precision)
-                gradient = adjusted(task.gradients, gradient[None], weights[None], params, np.array([client]))[0]
-                rule = rule or conditioned(task.optimizer, gradient, params)
-                optimizer = optimizer or rule.as_torch([weights])
-                weights.grad = gradient
-                for group in optimizer.param_groups:
-                    group["lr"] = rate(rule, step, task.iterations)
-                optimizer.step()
-                total += loss / steps
+        for client in clients.tolist():
+            with seeded(task.seed, client, 0, device):  # for models that draw numbers of their own
+                who = torch.tensor([client], device=device)
+                numbers = task.data.draw(who, 0, steps, task.batch_size, task.seed)
+                weights, total = params.clone(), torch.zeros((), device=device)
+                optimizer = None
+                for step in range(steps):
+                    x, y = task.data.samples(numbers[:, step], who, step, task.seed)
+                    gradient, loss = _gradient(task, weights, taken(x, 0), y[0], who[0], step, precision)
+                    gradient = adjusted(task.gradients, gradient[None], weights[None], params, np.array([client]))[0]
+                    rule = rule or conditioned(task.optimizer, gradient, params)
+                    optimizer = optimizer or rule.as_torch([weights])
+                    weights.grad = gradient
+                    for group in optimizer.param_groups:
+                        group["lr"] = rate(rule, step, task.iterations)
+                    optimizer.step()
+                    total += loss / steps
             deltas.append(weights - params)
             losses.append(total)
     finally:
@@ -238,7 +238,6 @@ def _gradient(
 
 def _by(trainer: Trainer, params: Tensor, clients: Ints) -> _Result:
     """The same by a trainer. Its sums are looked at as well, since a run uses those and not the updates."""
-    _seed(params.device)
     deltas, losses, total, done = [], [], torch.zeros_like(params), 0
     weights = _weights(clients, params).cpu().numpy().astype(np.float64)
     for part in trainer.train(params, clients, 0):
@@ -282,10 +281,3 @@ def _relative(found: Tensor, expected: Tensor, floor: float) -> float:
         return 0.0 if finite == expected_finite else math.inf
     gap, length = float((found - expected).norm()), float(expected.norm()) + floor
     return gap / length if length else math.inf if gap else 0.0
-
-
-def _seed(device: torch.device) -> None:
-    """For models that draw numbers of their own: both ways meet the same, as far as torch draws them."""
-    torch.default_generator.manual_seed(0)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(0)
