@@ -17,6 +17,7 @@ from everfed.engine.program import Program, bytes_per_client
 from everfed.errors import InputError, first_line, warn
 from everfed.learning.graphs import Graphs
 from everfed.learning.optim import SGD, Adam, State
+from everfed.learning.stored import as_rows
 from everfed.learning.task import Check, PlainTrained, Task, Trained, as_weights, budget
 
 # More clients at once gain nothing on any GPU of today, and cost memory.
@@ -146,7 +147,7 @@ class Kernels:
         return self.moments.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.moments.load_state_dict(state)
+        self.moments.load_state_dict(as_rows(state, self.task))
         self._forget_graphs()
 
     def _forget_graphs(self) -> None:

@@ -22,6 +22,7 @@ from everfed.errors import InputError
 from everfed.learning.gradients import AddedRule, GradientRule
 from everfed.learning.graphs import current
 from everfed.learning.layout import copied
+from everfed.learning.stored import as_rows, by_client
 from everfed.learning.task import Check, DeviceData, PlainTrained, Starts, Task, Trained, Trainer
 from everfed.trainers import choose
 
@@ -150,14 +151,20 @@ class Several:
         return {**about, **kept}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        if int(state.get("devices", torch.ones(()))) != len(self.trainers):
+        count = int(state.get("devices", torch.ones(())))
+        if count != len(self.trainers):
             raise InputError(
-                f"the stored state is not of {len(self.trainers)} GPUs; go on with as many as the run began with."
+                f"the stored state is not of {len(self.trainers)} GPUs; go on with as many as the run began with: "
+                f"gpus = {count}."
             )
+        parts = [part_of(state, f"{place}.") for place in range(count)]
+        if type(self.trainers[0]).__name__ in _NAMES:  # all are read before the first one takes anything
+            read = as_rows if "row_of" in self.trainers[0].state_dict() else by_client
+            parts = [read(part, self.task) for part in parts]
+        for device, trainer, part in zip(self.devices, self.trainers, parts, strict=True):
+            with current(device):
+                trainer.load_state_dict(part)
         self.home = state["home"].cpu().numpy().copy()
-        for place, trainer in enumerate(self.trainers):
-            with current(self.devices[place]):
-                trainer.load_state_dict(part_of(state, f"{place}."))
 
 
 @dataclass(frozen=True)
