@@ -26,6 +26,8 @@ _MOST_AT_ONCE = 128
 # Recorded graphs kept at once; the oldest makes room.
 _MOST_GRAPHS = 64
 
+_NO_ROOM = "one client's round does not fit into the device's memory, or into memory_budget"
+
 
 class Kernels:
     """Trains participants with Triton kernels. Raises CannotLowerError for tasks it has none for."""
@@ -39,7 +41,10 @@ class Kernels:
         self.lowered = lower(task, exact=INTERPRETED)
         clients = len(task.data.sizes)
         self.program = self._allocated(clients)
-        self.moments = MomentTable(task, self.program, clients)
+        try:
+            self.moments = MomentTable(task, self.program, clients)
+        except InputError as error:  # out of memory, while there is another way
+            raise CannotLowerError(str(error).rstrip(".")) from error
         self._forget_graphs()
         # What a round is given, as bytes in one piece: one transfer instead of four.
         self.given = np.zeros(len(self.program.given), np.int64)
@@ -56,7 +61,7 @@ class Kernels:
             except torch.cuda.OutOfMemoryError:
                 room //= 2
                 torch.cuda.empty_cache()
-        raise InputError("one client's round does not fit into the device's memory; use a smaller batch or model.")
+        raise CannotLowerError(_NO_ROOM)
 
     def _compile(self) -> None:
         """All kernels, before the first round: a GPU they do not fit is noticed while there is another way."""
@@ -64,8 +69,10 @@ class Kernels:
             with compiled_together(self.task.data.device):
                 self.program.round(self.program.room)
                 self.program.weighted_sum(self.program.room, self.program.losses)
-        except (CannotLowerError, MisreadError, torch.cuda.OutOfMemoryError):
+        except (CannotLowerError, MisreadError):
             raise
+        except torch.cuda.OutOfMemoryError as error:  # of torch's operations between the kernels
+            raise CannotLowerError(_NO_ROOM) from error
         except Exception as error:  # Triton's compiler raises all kinds of errors
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotLowerError(f"the kernels cannot be compiled for this GPU ({reason})") from error
