@@ -12,9 +12,11 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 _BORROWED = threading.RLock()
 
@@ -40,3 +42,38 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
+
+
+def positions(device: torch.device, module: nn.Module) -> dict[str, Any]:
+    """Where each generator is, by whose it is, also those that a module holds: after a draw it is elsewhere."""
+    found: dict[str, Any] = {
+        "Python's random": random.getstate(),
+        "NumPy's random": np.random.get_state(legacy=False),  # noqa: NPY002 - the user's model may use it
+        "torch's generator": torch.default_generator.get_state(),
+    }
+    if device.type == "cuda":
+        found["torch's generator of the GPU"] = torch.cuda.get_rng_state(device)
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            state = _state_of(getattr(value, "__self__", value))  # of a generator, or of what it draws with
+            if state is not None:
+                found[f"the generator '{f'{name}.{key}'.lstrip('.')}'"] = state
+    return {whose: _comparable(state) for whose, state in found.items()}
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    return value.get_state() if isinstance(value, torch.Generator) else None
+
+
+def _comparable(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.cpu().numpy().tobytes()
+    if isinstance(state, dict):
+        return {name: _comparable(part) for name, part in state.items()}
+    return state.tobytes() if isinstance(state, np.ndarray) else state

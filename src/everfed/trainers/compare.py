@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -20,9 +21,11 @@ from everfed.arrays import Inputs, Ints, taken
 from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
-from everfed.learning.generators import undisturbed
+from everfed.learning.generators import positions, undisturbed
 from everfed.learning.gradients import GradientRule, adjusted
+from everfed.learning.graphs import current
 from everfed.learning.layout import copied
+from everfed.learning.one_by_one import OneByOne
 from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
 from everfed.learning.precision import autocast, set_precision
 from everfed.learning.task import CannotTrainError, Check, Task, Trainer, in_words
@@ -89,6 +92,7 @@ class _Result:
 @dataclass(frozen=True)
 class _Plain(_Result):
     optimizer: Optimizer  # the rule it was trained with
+    draws: str  # whose generator the model's forward pass draws from; empty: none
 
 
 def compare(
@@ -118,12 +122,19 @@ def compare(
             return Check(who, note=f"it failed ({first_line(error)})")
         task = replace(task, optimizer=plain.optimizer)
         try:
-            found = _by(make(_apart(task)), params, clients)
+            trainer = make(_apart(task))
+            found = _by(trainer, params, clients)
         except passed_on:
             raise
         except Exception as error:
             return Check(who, math.inf, TOLERANCES[task.precision], _failure(error))
         tolerance = TOLERANCES[task.precision]
+        if plain.draws and not isinstance(trainer, OneByOne):  # by chance it may have drawn the same here
+            failure = (
+                f"cannot draw for each client by itself what the model's forward pass draws from {plain.draws} (it can "
+                "for dropout)"
+            )
+            return Check(who, math.inf, tolerance, failure, note)
         difference, where = _difference(found, plain, params, clients, task)
         for moved in _nudged(params):
             if difference > tolerance:
@@ -194,6 +205,7 @@ def _plainly(
     who = torch.as_tensor(clients, device=device)
     numbers = task.data.draw(who, 0, steps, task.batch_size, task.seed)
     deltas, losses = [], []
+    draws = ""
     _seed(device)
     set_precision(precision, device)
     try:
@@ -202,7 +214,8 @@ def _plainly(
             optimizer = None
             for step in range(steps):
                 x, y = task.data.samples(numbers[i : i + 1, step], who[i : i + 1], step, task.seed)
-                gradient, loss = _gradient(task, weights, taken(x, 0), y[0], who[i], step, precision)
+                gradient, loss, drawn = _gradient(task, weights, taken(x, 0), y[0], who[i], step, precision)
+                draws = draws or drawn
                 gradient = adjusted(task.gradients, gradient[None], weights[None], params, np.array([client]))[0]
                 rule = rule or conditioned(task.optimizer, gradient, params)
                 optimizer = optimizer or rule.as_torch([weights])
@@ -217,23 +230,25 @@ def _plainly(
         set_precision(task.precision, device)
     rows = torch.stack(deltas)
     assert rule is not None
-    return _Plain(rows, torch.stack(losses), (_weights(clients, rows)[:, None] * rows).sum(dim=0), rule)
+    return _Plain(rows, torch.stack(losses), (_weights(clients, rows)[:, None] * rows).sum(dim=0), rule, draws)
 
 
 def _gradient(
     task: Task, weights: Tensor, x: Inputs, y: Tensor, client: Tensor, step: int, precision: str
-) -> tuple[Tensor, Tensor]:
-    """(the gradient of one minibatch's loss; the loss)."""
+) -> tuple[Tensor, Tensor, str]:
+    """(the gradient of one minibatch's loss; the loss; whose random numbers were drawn on the way)."""
     task.layout.load(weights, task.module)
     named = dict(task.module.named_parameters())
     trained = [named[name] for name in task.layout.names]
+    before = positions(weights.device, task.module)
     with counted_dropout(task.seed, client, step), autocast(precision):
         outputs = outputs_of(task.module, x)
+    drawn = [whose for whose, place in positions(weights.device, task.module).items() if place != before[whose]]
     loss = task.loss(outputs.float(), y)
     task.module.zero_grad()
     backward(loss)
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-    return torch.cat([part.reshape(-1) for part in found]), loss.detach()
+    return torch.cat([part.reshape(-1) for part in found]), loss.detach(), drawn[0] if drawn else ""
 
 
 def _by(trainer: Trainer, params: Tensor, clients: Ints) -> _Result:
@@ -285,7 +300,10 @@ def _relative(found: Tensor, expected: Tensor, floor: float) -> float:
 
 
 def _seed(device: torch.device) -> None:
-    """For models that draw numbers of their own: both ways meet the same, as far as torch draws them."""
+    """For models that draw numbers of their own: both ways meet the same, if they draw in the same order."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the user's model may use it
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
-        torch.cuda.manual_seed(0)
+        with current(device):
+            torch.cuda.manual_seed(0)
