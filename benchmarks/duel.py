@@ -1,6 +1,7 @@
 """The duel that the field knows: pfl-research's CIFAR10-IID benchmark, everfed against pfl in one and five processes.
 
     python benchmarks/duel.py --device cuda --precision tf32 --out duel.json
+    python benchmarks/duel.py --device cuda --precision tf32 --warm      # a second start of each, too
     python benchmarks/duel.py --data synthetic --clients 40 --cohort 5 --rounds 6 --rate 0.03     # tiny
 
 'synthetic' is for seeing that it works: random images with a tint for each class. They make gradients so large that 0.1
@@ -12,6 +13,8 @@ convolutions and 1,626,442 parameters; both sides begin with the same weights, i
 
 Every contender is a fresh process, and its wall clock runs from before it is started until it has ended: imports,
 reading and standardising the images, compilation and evaluations included. 'first round' is up to the end of the first.
+Compilers keep what they made for the next start, so each contender gets empty caches (Triton, torch's inductor, the
+driver). With --warm it then plays once more with the caches it has filled: a second row.
 Before it, the images are decoded and written as bytes by this script, once for all.
 
 What differs, since each does as it does:
@@ -59,10 +62,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="duel") as folder:
         arrays = Path(folder) / "images.npz"
         np.savez(arrays, **images(options))
-        for name in options.contenders:
-            rows.append(measure(name, arrays, options))
+        for name, caches in ((name, caches) for name in options.contenders for caches in options.caches):
+            rows.append(measure(name, caches, arrays, options))
             said = rows[-1].get("failed") or f"{rows[-1]['wall_s']:.1f} s, {100 * rows[-1]['accuracy']:.2f} %"
-            print(f"{name}: {said}", file=sys.stderr)
+            print(f"{name}, caches {caches}: {said}", file=sys.stderr)
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(rows, indent=1) + "\n")  # after each: a sitting may end early
     print(table(rows))
@@ -79,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), default="float32")
     parser.add_argument("--data", help="a folder of CIFAR-10, an .npz, or 'synthetic'; unless said, everfed fetches it")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--warm", action="store_true", help="also a second start of each, with the caches it filled")
     parser.add_argument("--envs", type=Path, default=Path(".peers"), help="where the environments are made")
     parser.add_argument("--no-envs", action="store_true", help="use this interpreter for all contenders")
     parser.add_argument("--timeout", type=float, default=4 * 3600, help="seconds a contender may take")
@@ -88,6 +92,7 @@ def parse() -> argparse.Namespace:
         parser.error("tf32 and bf16 are for GPUs")
     if not 1 <= options.cohort <= options.clients:
         parser.error(f"a cohort is 1 to {options.clients} clients")
+    options.caches = ["empty", "filled"] if options.warm else ["empty"]
     return options
 
 
@@ -123,7 +128,8 @@ def synthetic(count: int, test: int = 500) -> Images:
     return dict(zip(NAMES, (x[:count], y[:count], x[count:], y[count:]), strict=True))
 
 
-def measure(name: str, arrays: Path, options: argparse.Namespace) -> Row:
+def measure(name: str, caches: str, arrays: Path, options: argparse.Namespace) -> Row:
+    """caches: 'empty', or 'filled' by the same contender just before."""
     script, requirements, own = CONTENDERS[name]
     command = [str(HERE / "peers" / script), "--arrays", str(arrays), *own]
     given = ("rounds", "clients", "cohort", "rate", "seed", "device", "precision")
@@ -133,31 +139,37 @@ def measure(name: str, arrays: Path, options: argparse.Namespace) -> Row:
     try:
         python = Path(sys.executable) if options.no_envs else environment(requirements, options)
         began = time.time()  # not a monotonic clock: the contender notes its first round by the same one
-        output = run([str(python), *command], options.timeout)
+        output = run([str(python), *command], options.timeout, **cached_in(arrays.parent / f"caches-{name}"))
         ended = time.time()
         row = result(output)
     except PeerError as failure:
-        return {"peer": name, **setting, "failed": str(failure)}
-    return row | setting | {"wall_s": ended - began, "first_round_s": row["first_at"] - began}
+        return {"peer": name, **setting, "caches": caches, "failed": str(failure)}
+    return row | setting | {"caches": caches, "wall_s": ended - began, "first_round_s": row["first_at"] - began}
+
+
+def cached_in(folder: Path) -> dict[str, str]:
+    """Where compilers keep what they make; it is this folder's first use, or the same contender's second."""
+    kinds = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "driver"}
+    return {variable: str(folder / kind) for variable, kind in kinds.items()}
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown; the ratio is to everfed's row."""
-    base = next((row["wall_s"] for row in rows if row["peer"] == "everfed" and "wall_s" in row), None)
+    """Markdown; the ratio is to everfed's row with the same caches."""
+    base = {row["caches"]: row["wall_s"] for row in rows if row["peer"] == "everfed" and "wall_s" in row}
     lines = [
-        "| contender | wall clock, s | times everfed | first round, s | test accuracy, % | precision | versions |",
-        "|---|---:|---:|---:|---:|---|---|",
+        "| contender | caches | wall clock, s | times everfed | first round, s | accuracy, % | precision | versions |",
+        "|---|---|---:|---:|---:|---:|---|---|",
     ]
     for row in rows:
         name = row["peer"] + (f", {row['workers']} processes" if row.get("workers", 1) > 1 else "")
         if "failed" in row:
             reason = row["failed"].replace("|", "/")[:200]
-            lines.append(f"| {name} | failed | | | | | {reason} |")
+            lines.append(f"| {name} | {row['caches']} | failed | | | | | {reason} |")
             continue
-        ratio = f"{row['wall_s'] / base:.2f}" if base else ""
+        ratio = f"{row['wall_s'] / base[row['caches']]:.2f}" if row["caches"] in base else ""
         numbers = f"{row['wall_s']:.1f} | {ratio} | {row['first_round_s']:.1f} | {100 * row['accuracy']:.2f}"
         versions = ", ".join(f"{k} {v}" for k, v in row["versions"].items())
-        lines.append(f"| {name} | {numbers} | {row['precision']} | {versions} |")
+        lines.append(f"| {name} | {row['caches']} | {numbers} | {row['precision']} | {versions} |")
     return "\n".join(lines)
 
 

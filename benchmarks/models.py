@@ -7,6 +7,7 @@
 40 clients, 5 local SGD steps of 20 samples, all participants in every round; medians over whole rounds of a run, after
 those that set things up. 'first' is from the making of the run to the end of its first round. 'apart' is how far the
 final model is from the one that the slowest trainer makes, relative to the way it went. 'bits': two runs, equal or not.
+'asked for' and 'trainer' differ where `auto` took what is also measured by name.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def main() -> None:
     if options.small:
         options.clients, options.batch, options.rounds, options.precisions = 2, 2, 4, ["float32"]
     rows = []
-    print("| model | precision | trainer | rule | ms a round | first, s | apart | bits |")
-    print("|---|---|---|---|---:|---:|---:|---|")
+    print("| model | precision | asked for | trainer | rule | ms a round | first, s | apart | bits |")
+    print("|---|---|---|---|---|---:|---:|---:|---|")
     for name in options.models:
         slow = run(name, "one-by-one", "float32", "plain", options) if "plain" in options.rules else None
         for precision in options.precisions:
@@ -150,13 +151,14 @@ def measured(
     try:
         found, again = (run(name, trainer, precision, rule, options) for _ in range(2))
     except Exception as error:  # one model must not end the sitting
-        return {"model": name, "precision": precision, "trainer": trainer, "rule": rule, "error": str(error)[:200]}
+        about = {"model": name, "precision": precision, "asked": trainer, "trainer": "failed", "rule": rule}
+        return about | {"error": str(error)[:200]}
     apart = None
     if slow is not None and rule == "plain":
         apart = float(F.pairwise_distance(found["moved"], slow["moved"], eps=0.0) / slow["moved"].norm())
     bits = "equal" if torch.equal(found["moved"], again["moved"]) else "not equal"
     return {
-        "model": name, "precision": precision, "trainer": found["trainer"], "rule": rule,
+        "model": name, "precision": precision, "asked": trainer, "trainer": found["trainer"], "rule": rule,
         "ms": min(found["ms"], again["ms"]), "first_s": found["first_s"], "apart": apart, "bits": bits,
         "parts": found["parts"],
     }  # fmt: skip

@@ -237,12 +237,35 @@ MODELS: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+class Added(nn.Module):
+    """A residual connection around a convolution that keeps the shape."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+# What may stand after any layer: nothing, one, or two.
+_AFTER: list[Any] = [
+    [], [], [nn.ReLU], [nn.ReLU], [nn.GELU], [nn.ReLU6], [nn.LeakyReLU], [nn.ReLU, nn.ReLU], [nn.Tanh, nn.ReLU],
+    [nn.ReLU, nn.SiLU],
+]  # fmt: skip
+
+
 @st.composite
 def drawn_models(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...], int]:
-    """(a chain of layers with random shapes, its sample shape, a batch size)."""
+    """(a chain of layers with random shapes, activations after any of them, its sample shape, a batch size)."""
     channels, side = draw(st.integers(1, 6)), draw(st.integers(5, 9))
     shape = (channels, side, side)
     layers: list[nn.Module] = []
+
+    def add(layer: nn.Module) -> None:
+        layers.append(layer)
+        layers.extend(kind() for kind in draw(st.sampled_from(_AFTER)))
+
     for _ in range(draw(st.integers(1, 2))):
         kernel = draw(st.sampled_from([1, 3, 5]))
         padding = draw(st.integers(0, kernel - 1))
@@ -252,25 +275,31 @@ def drawn_models(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...], int]:
         groups = 1
         if layers and channels > 1 and draw(st.booleans()):
             out = groups = channels
-        layers.append(nn.Conv2d(channels, out, kernel, step, padding, bias=draw(st.booleans()), groups=groups))
+        add(nn.Conv2d(channels, out, kernel, step, padding, bias=draw(st.booleans()), groups=groups))
         channels, side = out, (side + 2 * padding - kernel) // step + 1
-        if draw(st.booleans()) and side > 2:  # of very few values the variance is hardly more than rounding
-            groups = draw(st.sampled_from([n for n in range(1, channels + 1) if channels % n == 0]))
-            layers.append(nn.GroupNorm(groups, channels, affine=draw(st.booleans()), eps=0.01))
-        layers += draw(st.sampled_from([[], [nn.ReLU()], [nn.GELU()], [nn.ReLU6()]]))
-        pool = draw(st.sampled_from(["max", "mean", "none"]))
-        window, stride = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-        if pool == "max" and side >= window:
-            pad = draw(st.integers(0, window // 2))
-            layers.append(nn.MaxPool2d(window, stride, pad))
-            side = (side + 2 * pad - window) // stride + 1
-        elif pool == "mean" and side >= window:
-            layers.append(nn.AvgPool2d(window, stride))
-            side = (side - window) // stride + 1
-    layers.append(nn.Flatten())
+        for kind in draw(st.permutations(["norm", "pool", "sum"])):
+            window, stride = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+            if not draw(st.booleans()):
+                continue
+            if kind == "norm" and side > 2:  # of very few values the variance is hardly more than rounding
+                groups = draw(st.sampled_from([n for n in range(1, channels + 1) if channels % n == 0]))
+                add(nn.GroupNorm(groups, channels, affine=draw(st.booleans()), eps=0.01))
+            elif kind == "sum":
+                add(Added(channels))
+            elif kind == "pool" and side >= window and draw(st.booleans()):
+                pad = draw(st.integers(0, window // 2))
+                add(nn.MaxPool2d(window, stride, pad))
+                side = (side + 2 * pad - window) // stride + 1
+            elif kind == "pool" and side >= window:
+                add(nn.AvgPool2d(window, stride))
+                side = (side - window) // stride + 1
+    add(nn.Flatten())
     features = channels * side * side
     if draw(st.booleans()):
         hidden = draw(st.integers(1, 40))
-        layers += [nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(draw(st.sampled_from([0.0, 0.4])))]
+        add(nn.Linear(features, hidden))
+        add(nn.Dropout(draw(st.sampled_from([0.0, 0.4]))))
         features = hidden
-    return chain(*layers, nn.Linear(features, CLASSES)), shape, draw(st.integers(1, 9))
+    add(nn.Linear(features, CLASSES))
+    layers.extend(draw(st.sampled_from([[], [nn.Identity()], [nn.Dropout(0.0)], [nn.Flatten()]])))
+    return chain(*layers), shape, draw(st.integers(1, 9))

@@ -183,6 +183,51 @@ def test_a_model_that_cannot_be_repeated_is_not_the_trainers_fault(draw):
     assert found.failure == ""
 
 
+class SometimesDeeper(nn.Module):
+    """Leaves a layer out at random, in training alone."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.a, self.b, self.out, self.draw = nn.Linear(10, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES), draw
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        if not self.training or self.draw() < 0.9:  # nearly always, so that a comparison may well not meet the other
+            x = x + self.b(x)
+        return self.out(x)
+
+
+DRAWS = {
+    "Python's module random": random.random,
+    "NumPy's generator": lambda: np.random.random(),  # noqa: NPY002
+    "torch's generator": lambda: torch.rand(()).item(),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("trainer", ["batched", "kernels"])
+@pytest.mark.parametrize("whose", DRAWS)
+def test_a_model_that_draws_in_its_forward_pass_is_not_trained_together_even_if_this_time_it_drew_the_same(
+    trainer, whose
+):
+    for seed in range(4):  # the check seeds all generators itself, but tracing a model draws before that
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)  # noqa: NPY002
+        found = compare(ef.TRAINERS[trainer], task(SometimesDeeper(DRAWS[whose]), made("mlp")[1], ef.SGD(0.1)))
+        assert re.search(f"training draws from {whose}|vmap", found.failure), found
+    found = compare(OneByOne, task(SometimesDeeper(DRAWS[whose]), made("mlp")[1], ef.SGD(0.1)))
+    assert found.difference == 0.0
+    assert found.tolerance == TOLERANCES["float32"]
+
+
+def test_auto_leaves_kernels_without_room_for_what_is_slower(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    monkeypatch.setattr(choose, "_in_turn", lambda task: (["kernels", "batched", "one-by-one"], ""))
+    for check in (True, False):
+        found = choose.trainer("auto", small(memory_budget=1000), check)
+        assert type(found) is Batched
+        assert "does not fit into the device's memory, or into memory_budget" in found.explain()[0]
+
+
 @pytest.mark.parametrize(
     "changes", [{"batch_size": 50}, {"local_steps": 1}, {"local_steps": 40}, {"keep_state": False}]
 )
@@ -326,7 +371,7 @@ def test_kernels_that_read_another_layout_are_found_out(monkeypatch):
         choose.trainer("kernels", scrambled)
 
     def careless(kernel, grid, *args, **meta):
-        if launch._listed is None:
+        if launch._here.listed is None:
             kernel[grid](*args, **meta)
 
     monkeypatch.setattr(program, "launch", careless)

@@ -351,6 +351,86 @@ def test_models_without_kernels_say_why(model, reason):
         ef.TRAINERS["kernels"](task(model, data, ef.SGD()))
 
 
+class Applied(nn.Module):
+    """A function of single elements between two linear layers."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.a, self.out, self.function = nn.Linear(10, 20), nn.Linear(20, CLASSES), function
+
+    def forward(self, x):
+        return self.out(self.function(self.a(x)))
+
+
+FUNCTIONS = {
+    "relu": lambda x: F.relu(x, True),
+    "relu_": lambda x: x.relu_(),
+    "relu6": lambda x: F.relu6(x, inplace=True),
+    "leaky": F.leaky_relu,
+    "leaky with a slope": lambda x: F.leaky_relu(x, 0.3),
+    "leaky with a named slope in place": lambda x: F.leaky_relu(x, negative_slope=0.5, inplace=True),
+    "leaky_": lambda x: F.leaky_relu_(x, 0.2),
+    "tanh": lambda x: torch.tanh(F.tanh(x).tanh()),
+    "tanh_": torch.tanh_,
+    "tanh_ of a tensor": lambda x: x.tanh_(),
+    "sigmoid": lambda x: torch.sigmoid(F.sigmoid(x).sigmoid()),
+    "sigmoid_": torch.sigmoid_,
+    "sigmoid_ of a tensor": lambda x: x.sigmoid_(),
+    "silu": lambda x: F.silu(F.silu(x), inplace=True),
+    "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_have_the_kernels_of_their_modules(name):
+    torch.manual_seed(0)
+    model, data = Applied(FUNCTIONS[name]), images((10,))
+    notes = ef.TRAINERS["kernels"](task(model, data, ef.SGD())).explain()
+    assert all(note.endswith(": kernel") for note in notes), notes
+    assert_alike(model, data, ef.SGD(0.1), local_steps=1)
+
+
+class Detached(nn.Module):
+    """Nothing comes back from what is detached; the layer before it only decays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(10, 20), nn.Linear(20, 20), nn.Linear(20, CLASSES)
+
+    def forward(self, x):
+        return self.out(F.softplus(self.b(F.elu(self.a(x)).detach())))
+
+
+class Ignored(nn.Module):
+    """A segment that only asks for its source's shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c, self.out = nn.Linear(10, 20), nn.Parameter(torch.randn(20)), nn.Linear(20, CLASSES)
+
+    def forward(self, x):
+        return self.out(torch.zeros_like(self.a(x)) + self.c)
+
+
+class PartlyDetached(nn.Module):
+    """A parameter of a segment without a gradient beside one that has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.out = nn.Linear(10, 20), nn.Linear(20, CLASSES)
+        self.c, self.d = nn.Parameter(torch.randn(20)), nn.Parameter(torch.randn(20))
+
+    def forward(self, x):
+        return self.out(self.a(x) * self.c + self.d.detach())
+
+
+@pytest.mark.parametrize("kind", [Detached, Ignored, PartlyDetached])
+def test_what_no_gradient_comes_back_from_gets_none(kind):
+    torch.manual_seed(0)
+    assert_alike(kind(), images((10,)), ef.SGD(0.1, momentum=0.9, weight_decay=0.1))
+
+
 def test_a_flattened_image_is_not_taken_for_logits():
     model = chain(nn.Conv2d(3, CLASSES, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     with pytest.raises(ef.InputError, match="flattened image"):

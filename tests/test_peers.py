@@ -87,16 +87,19 @@ def test_the_duel_has_a_row_for_everfed_and_a_reason_where_pfl_is_missing(tmp_pa
     file = tmp_path / "duel.json"
     sizes = ["--clients", "8", "--cohort", "3", "--rounds", "2", "--rate", "0.03"]
     lines, rows = answered(
-        "duel.py", file, "--data", "synthetic", *sizes, "--contenders", "everfed", "pfl", "--out", file
+        "duel.py", file, "--data", "synthetic", *sizes, "--contenders", "everfed", "pfl", "--warm", "--out", file
     )
-    everfed, pfl = rows
+    everfed, again, pfl, _ = rows
+    assert [row["caches"] for row in rows] == ["empty", "filled"] * 2
+    assert again["accuracies"] == everfed["accuracies"]  # the same run, started again
     assert (everfed["parameters"], everfed["cohorts"]) == (1_626_442, [3])
     assert 0 < everfed["first_round_s"] < everfed["wall_s"]
     assert list(everfed["accuracies"]) == ["2"]
-    assert lines[0].startswith("| everfed | ")
+    assert lines[0].startswith("| everfed | empty | ")
+    assert lines[1].startswith("| everfed | filled | ")
     if "failed" in pfl:  # it is not among the development packages
         assert "No module named 'pfl'" in pfl["failed"]
-        assert lines[1].startswith("| pfl | failed |")
+        assert lines[2].startswith("| pfl | empty | failed |")
 
 
 def test_the_price_of_own_adapters_is_a_row_for_each_trainer():
@@ -105,3 +108,12 @@ def test_the_price_of_own_adapters_is_a_row_for_each_trainer():
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("5,264 parameters, 512 of an adapter; ")
     assert done.stdout.splitlines()[-1].startswith("| batched | ")
+
+
+def test_each_contender_has_caches_of_its_own_that_nobody_has_filled(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from duel import CONTENDERS, cached_in
+
+    folders = [cached_in(tmp_path / f"caches-{name}") for name in CONTENDERS]
+    assert all({"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"} <= given.keys() for given in folders)
+    assert len({path for given in folders for path in given.values()}) == 3 * len(CONTENDERS)

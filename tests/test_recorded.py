@@ -87,7 +87,7 @@ def trained(model, two, record=None, **settings):
     run = ef.start(model, data, FLEET, "algorithm1", trainer="batched", check_trainer=False, device="cpu", **settings)
     trainer = run.source.trainer
     if record:
-        trainer.gradients = Recorded(trainer._gradients, trainer.module, lambda: record)
+        trainer.gradients = Recorded(trainer._gradients, trainer.module, lambda device: record)
     for _ in run:
         pass
     return run.server.params, trainer

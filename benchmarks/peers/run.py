@@ -105,10 +105,11 @@ def environment(requirements: str, options: argparse.Namespace) -> Path:
     return python
 
 
-def run(command: list[str], timeout: float) -> str:
-    """What a command printed; if it fails, the last error it named."""
+def run(command: list[str], timeout: float, **variables: str) -> str:
+    """What a command printed; if it fails, the last error it named. variables: of its environment."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=surroundings())
+        env = surroundings() | variables
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
     except subprocess.TimeoutExpired:
         raise PeerError(f"took more than {timeout:.0f} s") from None
     if done.returncode:

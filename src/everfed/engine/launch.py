@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,11 +14,21 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime._async_compile import AsyncCompileMode, FutureKernel
 
+from everfed.learning.graphs import current
 from everfed.machine import cores
+
+_CPU = torch.device("cpu")
 
 Call = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 
-_listed: list[Call] | None = None
+
+class _Here(threading.local):
+    """Calls that are listed instead of run, in this thread: others may train meanwhile."""
+
+    listed: list[Call] | None = None
+
+
+_here = _Here()
 
 
 # Whether kernels run in Triton's interpreter, on the CPU: slow, for tests. Triton asks for the
@@ -30,20 +41,25 @@ class MisreadError(RuntimeError):
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Start a kernel over a grid of programs.
+    """Start a kernel over a grid of programs, on the GPU whose memory it uses.
 
     Kernels get a tensor's first address and count from there, so one in another layout would be misread
-    silently, so all are rejected here.
+    silently, so all are rejected here. Triton starts kernels on the current GPU, which may be another one.
     """
+    device = _CPU
     for number, value in enumerate(args):
-        if isinstance(value, Tensor) and not value.is_contiguous():
+        if not isinstance(value, Tensor):
+            continue
+        device = value.device
+        if not value.is_contiguous():
             raise MisreadError(
                 f"argument {number} of the kernel {kernel.fn.__name__} has shape {tuple(value.shape)} and strides "
                 f"{value.stride()}; kernels only support contiguous tensors."
             )
-    if _listed is not None:
-        _listed.append((kernel, grid, args, meta))
-    else:
+    if _here.listed is not None:
+        _here.listed.append((kernel, grid, args, meta))
+        return
+    with current(device):
         kernel[grid](*args, **meta)
 
 
@@ -54,17 +70,18 @@ def compiled_together(device: torch.device) -> Iterator[None]:
     One after another, compiling a model's kernels would take most of a short run. Raises for a
     kernel that needs more shared memory than the device has.
     """
-    global _listed
     calls: list[Call] = []
-    _listed = calls
+    _here.listed = calls
     try:
         yield
     finally:
-        _listed = None
+        _here.listed = None
     if INTERPRETED:  # nothing to compile
         return
-    there = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    for (kernel, *_), compiled in zip(calls, compiled_kernels(calls), strict=True):
+    with current(device):  # GPUs of one machine may differ
+        there = driver.active.utils.get_device_properties(driver.active.get_current_device())["max_shared_mem"]
+        made = compiled_kernels(calls)
+    for (kernel, *_), compiled in zip(calls, made, strict=True):
         needed = compiled.metadata.shared
         if needed > there:
             raise RuntimeError(f"{kernel.fn.__name__} needs {needed} bytes of shared memory, but there are {there}")

@@ -74,7 +74,7 @@ class _Lowering:
         idle = [n for n in self.nodes if not n.users]
         if idle:  # it may change its input in place, and where it stands it could be taken for the output
             raise CannotLowerError(f"nothing uses the result of its operation '{idle[0]}'")
-        self.made = Making(_input(shape), names, end.args[0], dot, fused=not task.gradients)
+        self.made = Making(_input(shape), names, dot, fused=not task.gradients)
         self.cut = self.start  # the operation that made the value where the layers end
         self.pending: list[fx.Node] = []
         self.notes: list[str] = []
@@ -95,7 +95,7 @@ class _Lowering:
         self._check_shared()
         if value.pixels > 1:
             raise CannotLowerError("its outputs are not one row of logits per sample, or are a flattened image")
-        if value.grad_border:  # the loss writes gradients without a border
+        if value.grad_border or value.relu:  # the loss writes gradients without a border, and does not ask for a ReLU
             self.made.rebox()
         return Lowered(self.made.input, layers, self.made.value, self.notes)
 

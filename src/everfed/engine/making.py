@@ -24,9 +24,9 @@ _FUSE_RELU = (Product, Depthwise, GroupNorm, Sum, MaxPool, MeanPool)
 class Making:
     """The layers so far, and the value where they end. A rule adds layers, or returns the reason why it cannot."""
 
-    def __init__(self, value: Value, names: dict[int, str], last: fx.Node, dot: str, fused: bool) -> None:
-        """names: of the trainable parameters, by their identity. last: the operation that makes the outputs."""
-        self.value, self.names, self.last, self.dot, self.fused = value, names, last, dot, fused
+    def __init__(self, value: Value, names: dict[int, str], dot: str, fused: bool) -> None:
+        """names: of the trainable parameters, by their identity."""
+        self.value, self.names, self.dot, self.fused = value, names, dot, fused
         self.input = value
         self.layers: list[Layer] = []
         self.calls = 0  # dropout layers so far
@@ -133,7 +133,7 @@ class Making:
 
     def add_relu(self, node: fx.Node) -> str | None:
         before = next((layer for layer in reversed(self.layers) if layer.result is self.value), None)
-        if isinstance(before, _FUSE_RELU) and not self.value.relu and node is not self.last:
+        if isinstance(before, _FUSE_RELU) and not self.value.relu:
             self.value.relu = True
             return None
         return self.add_activation(node, "relu")

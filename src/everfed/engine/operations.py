@@ -46,8 +46,10 @@ _MODULES: dict[type, Callable[[Any], Operation]] = {
 _RELU = (F.relu, F.relu_, torch.relu, torch.relu_)
 _ADD = (operator.add, operator.iadd, torch.add)
 _SIMPLE: dict[Any, str] = {
-    torch.tanh: "tanh", F.tanh: "tanh", torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid", F.silu: "silu", F.relu6: "relu6"
+    torch.tanh: "tanh", F.tanh: "tanh", torch.tanh_: "tanh", torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid",
+    torch.sigmoid_: "sigmoid", F.silu: "silu", F.relu6: "relu6",
 }  # fmt: skip
+_LEAKY = (F.leaky_relu, F.leaky_relu_)
 
 
 def operation(node: fx.Node, graph: fx.GraphModule) -> Operation:
@@ -58,8 +60,11 @@ def operation(node: fx.Node, graph: fx.GraphModule) -> Operation:
     named = node.target if node.op == "call_method" else None
     if node.target in _RELU or named in ("relu", "relu_"):
         return "relu", {}
-    if node.target in _SIMPLE or named in ("tanh", "sigmoid"):
-        return "activation", {"kind": _SIMPLE.get(node.target, named)}
+    if node.target in _SIMPLE or named in ("tanh", "sigmoid", "tanh_", "sigmoid_"):
+        return "activation", {"kind": _SIMPLE.get(node.target, str(named).rstrip("_"))}
+    if node.target in _LEAKY:
+        slope = node.kwargs.get("negative_slope", node.args[1] if len(node.args) > 1 else 0.01)
+        return ("activation", {"kind": "leaky", "slope": slope}) if isinstance(slope, int | float) else (None, {})
     if node.target is F.gelu:
         return "activation", {"kind": _gelu(node.kwargs.get("approximate", "none"))}
     if node.target is torch.flatten or named in ("flatten", "view", "reshape"):

@@ -53,7 +53,7 @@ class MaxPool(Plain):
             gemm.forward_pooled, (math.ceil(windows / 64) * (n // conv.tile_n), step.clients),
             conv.source.data, step.weights[conv.offset :], conv.biases(step), r.data, self.winner,
             self.batch * x.image, step.stride, self.batch * y.image, windows * n,
-            windows, n, x.first(conv.up, conv.left), x.image, y.first(), y.image,
+            windows, n, x.first(conv.up, conv.left), x.image, y.first(), y.image, int(r.relu),
             X_ROW=x.row, X_PIXEL=x.pixel, Y_ROW=y.row, HEIGHT=s.height, WIDTH=s.width,
             OUT_HEIGHT=r.height, OUT_WIDTH=r.width, SIZE=self.window, STRIDE=self.stride, PADDING=self.padding,
             K=conv.depth, RUN=conv.run, MASKED=s.relu, HAS_BIAS=conv.bias is not None, PRECISION=conv.precision,

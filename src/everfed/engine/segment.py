@@ -81,7 +81,9 @@ class Segment:
         wanted = [*([x] if s.wanted else []), *parts.values()]
         if not wanted:
             return
-        grads = list(torch.autograd.grad(y, wanted, gradient))
+        # None where nothing comes through, as after detach(): zeros, as plain autograd's optimisers are given.
+        found = torch.autograd.grad(y, wanted, gradient, allow_unused=True) if y.requires_grad else [None] * len(wanted)
+        grads = [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
         if s.wanted:
             view = s.as_torch(s.grad, s.grad_at, step.clients)
             to_source = grads.pop(0).reshape(view.shape)

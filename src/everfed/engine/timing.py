@@ -16,23 +16,23 @@ def layer_times(trainer: Kernels, clients: int, repeats: int = 3) -> list[tuple[
 
     The least of the repeats; a first pass, which compiles, does not count. The optimiser's step is not in it.
     """
-    program, layers = trainer.program, trainer.lowered.layers
+    program, layers, device = trainer.program, trainer.lowered.layers, trainer.task.data.device
     forward, backward = ([float("inf")] * len(layers) for _ in range(2))
     for repeat in range(repeats + 1):
         step = program.begun(clients, 0)
         for number, layer in enumerate(layers):
-            took = _milliseconds(layer.forward, step)
+            took = _milliseconds(device, layer.forward, step)
             forward[number] = min(forward[number], took) if repeat else float("inf")
         program.loss_gradient(clients)
         for number, layer in reversed(list(enumerate(layers))):
-            took = _milliseconds(layer.backward, step)
+            took = _milliseconds(device, layer.backward, step)
             backward[number] = min(backward[number], took) if repeat else float("inf")
     return [(layer.title, forward[n], backward[n]) for n, layer in enumerate(layers)]
 
 
-def _milliseconds(run: Callable[..., Any], *given: Any) -> float:
+def _milliseconds(device: torch.device, run: Callable[..., Any], *given: Any) -> float:
     began = time.perf_counter()
     run(*given)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return 1e3 * (time.perf_counter() - began)

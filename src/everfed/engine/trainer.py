@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,10 @@ from everfed.arrays import Floats, Ints
 from everfed.engine.launch import INTERPRETED, MisreadError, compiled_together
 from everfed.engine.lower import CannotLowerError, lower
 from everfed.engine.program import Program, bytes_per_client
-from everfed.errors import InputError, warn
+from everfed.errors import InputError, first_line, warn
+from everfed.learning.graphs import Graphs
 from everfed.learning.optim import SGD, Adam, State
+from everfed.learning.stored import as_rows
 from everfed.learning.task import Check, PlainTrained, Task, Trained, as_weights, budget
 
 # More clients at once gain nothing on any GPU of today, and cost memory.
@@ -23,6 +25,8 @@ _MOST_AT_ONCE = 128
 
 # Recorded graphs kept at once; the oldest makes room.
 _MOST_GRAPHS = 64
+
+_NO_ROOM = "one client's round does not fit into the device's memory, or into memory_budget"
 
 
 class Kernels:
@@ -37,8 +41,11 @@ class Kernels:
         self.lowered = lower(task, exact=INTERPRETED)
         clients = len(task.data.sizes)
         self.program = self._allocated(clients)
-        self.moments = MomentTable(task, self.program, clients)
-        self.graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        try:
+            self.moments = MomentTable(task, self.program, clients)
+        except InputError as error:  # out of memory, while there is another way
+            raise CannotLowerError(str(error).rstrip(".")) from error
+        self._forget_graphs()
         # What a round is given, as bytes in one piece: one transfer instead of four.
         self.given = np.zeros(len(self.program.given), np.int64)
         self.recording = task.data.device.type == "cuda"  # off once a graph cannot be recorded
@@ -54,7 +61,7 @@ class Kernels:
             except torch.cuda.OutOfMemoryError:
                 room //= 2
                 torch.cuda.empty_cache()
-        raise InputError("one client's round does not fit into the device's memory; use a smaller batch or model.")
+        raise CannotLowerError(_NO_ROOM)
 
     def _compile(self) -> None:
         """All kernels, before the first round: a GPU they do not fit is noticed while there is another way."""
@@ -62,8 +69,10 @@ class Kernels:
             with compiled_together(self.task.data.device):
                 self.program.round(self.program.room)
                 self.program.weighted_sum(self.program.room, self.program.losses)
-        except (CannotLowerError, MisreadError, torch.cuda.OutOfMemoryError):
+        except (CannotLowerError, MisreadError):
             raise
+        except torch.cuda.OutOfMemoryError as error:  # of torch's operations between the kernels
+            raise CannotLowerError(_NO_ROOM) from error
         except Exception as error:  # Triton's compiler raises all kinds of errors
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise CannotLowerError(f"the kernels cannot be compiled for this GPU ({reason})") from error
@@ -87,7 +96,7 @@ class Kernels:
         count = bucket(len(clients), program.room)
         rows, moved = self.moments.rows(clients, count)
         if moved:  # the table grew: recorded graphs point at the old one
-            self.graphs.clear()
+            self._forget_graphs()
         first, who, state_rows = self.given[: 3 * program.room].reshape(3, program.room)
         # Rows beyond the participants repeat the first one and are not read.
         who[:count] = clients[0]
@@ -121,24 +130,21 @@ class Kernels:
         """The first round of a size runs as it is; the second is recorded, and from then on replayed."""
         graph = self.graphs.get(count)
         if graph is not None:
-            graph.replay()
+            graph()
             return
         if not self.recording or count not in self.graphs:
             self.program.round(count)
             self.graphs[count] = None
             return
-        graph = torch.cuda.CUDAGraph()
         try:
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.program.round(count)
+            graph = self.record(lambda: self.program.round(count))
         except RuntimeError as error:
             self.recording = False
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             warn(f"the round cannot be recorded as a CUDA graph ({reason}); continuing without it.")
             self.program.round(count)
             return
-        graph.replay()
+        graph()
         recorded = [size for size, kept in self.graphs.items() if kept is not None]
         if len(recorded) >= _MOST_GRAPHS:
             self.graphs[recorded[0]] = None
@@ -148,8 +154,12 @@ class Kernels:
         return self.moments.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.moments.load_state_dict(state)
-        self.graphs.clear()
+        self.moments.load_state_dict(as_rows(state, self.task))
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        self.graphs: dict[int, Callable[[], None] | None] = {}
+        self.record = Graphs(self.task.data.device)  # new with them, since their memory ends with the last one
 
 
 class KernelTrained(Trained):

@@ -29,6 +29,7 @@ from everfed.learning.objectives import per_client
 from everfed.learning.precision import autocast
 from everfed.learning.recorded import Gradients, Recorded
 from everfed.learning.rows import ClientRows
+from everfed.learning.stored import as_rows
 from everfed.learning.task import DRAW_BYTES, Check, PlainTrained, Task, Trained, budget
 
 # Matrices of one row per client that live at once besides the optimiser's state: parameters,
@@ -225,7 +226,7 @@ class Batched:
         return self.states.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.states.load_state_dict(state)
+        self.states.load_state_dict(as_rows(state, self.task))
 
 
 def _own(module: nn.Module) -> nn.Module:

@@ -23,6 +23,7 @@ from everfed.learning.generators import Drawn, seeded
 from everfed.learning.gradients import adjusted
 from everfed.learning.layout import own_copy
 from everfed.learning.precision import autocast
+from everfed.learning.stored import by_client
 from everfed.learning.task import Check, PlainTrained, Task, Trained
 
 
@@ -120,8 +121,8 @@ class OneByOne:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         # torch's optimisers want their own frame around the tensors; a fresh one gives it.
         frame = self.task.optimizer.as_torch(p for p in self.module.parameters() if p.requires_grad).state_dict()
-        self.states = {}
-        for key, value in state.items():
+        found, self.states = by_client(state, self.task), {}
+        for key, value in found.items():
             client, parameter, name = key.split(".")
             kept = self.states.setdefault(int(client), {**frame, "state": {}})
             kept["state"].setdefault(int(parameter), {})[name] = value.clone()

@@ -8,7 +8,6 @@ themselves, are not recorded; and each recording is compared with what it record
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 
 from everfed.arrays import Inputs, each, parts
 from everfed.errors import first_line
+from everfed.learning.graphs import Graphs, Record
 
 # Each client's gradient [C, parameters] and loss [C], from rows, inputs, targets, clients and iterations.
 Gradients = Callable[[Tensor, Inputs, Tensor, Tensor, int | Tensor], tuple[Tensor, Tensor]]
-Record = Callable[[Callable[[], None]], Callable[[], None]]  # of a function without arguments, one that repeats it
 
 _PASSES_BEFORE = 2  # a number of clients is recorded when it comes for the third time: most of the set-up is then done
 # How far a repeated pass may be from the plain one, relative to its length: sums may be added in another order.
@@ -35,31 +34,15 @@ def rounded(clients: int) -> int:
     return -(-clients // step) * step
 
 
-class Graphs:
-    """Records CUDA graphs; they run one after the other and share their memory."""
-
-    def __init__(self) -> None:
-        self.pool: Any = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        gc.collect()  # graphs of earlier runs, which must not end while another is recorded
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                run()
-        finally:
-            if enabled:
-                gc.enable()
-        return graph.replay
-
-
 class Recorded:
     """The same gradients, mostly from recordings."""
 
     def __init__(
-        self, plain: Gradients, module: nn.Module, recorder: Callable[[], Record] = Graphs, alone: bool = True
+        self,
+        plain: Gradients,
+        module: nn.Module,
+        recorder: Callable[[torch.device], Record] = Graphs,
+        alone: bool = True,
     ) -> None:
         """recorder: another one, for tests without a GPU. alone: whether no other thread uses a GPU meanwhile."""
         self.plain, self.module, self.recorder, self.alone = plain, module, recorder, alone
@@ -159,7 +142,7 @@ class Recorded:
             self.given = (zeros(rows), each(zeros, x), zeros(y), zeros(who), zeros(who))
             self.found = (zeros(rows), rows.new_zeros(room))
         if self.record is None:
-            self.record = self.recorder()
+            self.record = self.recorder(rows.device)
         assert self.found is not None
         given, found = self.given, self.found
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from everfed.arrays import Floats, Ints
 from everfed.errors import InputError, warn
+from everfed.learning.stored import of_one_device
 from everfed.learning.task import Check, PlainTrained, Trained
 from everfed.ray.cluster import ray
 from everfed.ray.pool import Call, Pool
@@ -136,6 +137,14 @@ class ShardedTrainer:
         return merge_clients(self.kept, self.about[0].like)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        of_one_device(state)
+        rows = "row_of" in self.about[0].like
+        if state.keys() - {"row_of"} and rows != ("row_of" in state):
+            theirs, mine = ("one-by-one", "batched") if rows else ("batched", "one-by-one")
+            raise InputError(
+                f"what clients keep was stored by the trainer '{theirs}', and Ray's workers train with '{mine}'; go on "
+                f"with trainer = '{theirs}'."
+            )
         self.kept = split_clients(state)
         self.since = [[] for _ in self.since]
         if self.place == "worker" and self.kept:

@@ -73,9 +73,10 @@ class Airborne:
         arrays: dict[str, Any] = {
             n: v.cpu().numpy() for n, v in state.items() if n.startswith(("timeline.", "battery."))
         }
+        # First: it may refuse, and then nothing has changed.
+        self.flight.trainer.load_state_dict(part_of(state, "trainer."))
         self.timeline.load_state_dict(arrays)
         self.flight.load_state_dict(part_of(state, "flight."))
-        self.flight.trainer.load_state_dict(part_of(state, "trainer."))
 
 
 @dataclass

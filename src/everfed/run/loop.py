@@ -100,9 +100,9 @@ class Run:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from the state of a run with the same settings, bit for bit."""
         model = [state[f"model.{name}"].reshape(-1) for name in self.setup.layout.names]
+        self.source.load_state_dict(state)  # first: a state of another number of GPUs, say, is refused there
         self.server.params = torch.cat(model).to(self.setup.device)
         self.done = int(state["round"])
-        self.source.load_state_dict(state)
         self.server.load_state_dict(state)
         if self.watch:
             self.watch.load_state_dict(state, self.setup.layout, self.setup.device)

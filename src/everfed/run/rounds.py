@@ -76,5 +76,5 @@ class LocalRounds:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         arrays: dict[str, Any] = {n: v.cpu().numpy() for n, v in state.items() if n.startswith(("policy.", "battery."))}
+        self.trainer.load_state_dict(part_of(state, "trainer."))  # first: it may refuse, and then nothing has changed
         self.schedule.load_state_dict(arrays)
-        self.trainer.load_state_dict(part_of(state, "trainer."))

@@ -20,9 +20,10 @@ from everfed.arrays import Inputs, Ints, taken
 from everfed.errors import InputError, first_line
 from everfed.learning.calling import outputs_of
 from everfed.learning.dropout import backward, counted_dropout
-from everfed.learning.generators import seeded, undisturbed
+from everfed.learning.generators import Drawn, seeded, undisturbed
 from everfed.learning.gradients import GradientRule, adjusted
 from everfed.learning.layout import copied
+from everfed.learning.one_by_one import OneByOne
 from everfed.learning.optim import SGD, Adam, Constant, Optimizer, rate
 from everfed.learning.precision import autocast, set_precision
 from everfed.learning.task import CannotTrainError, Check, Task, Trainer, in_words
@@ -89,6 +90,7 @@ class _Result:
 @dataclass(frozen=True)
 class _Plain(_Result):
     optimizer: Optimizer  # the rule it was trained with
+    draws: tuple[str, ...]  # the generators that were drawn from
 
 
 def compare(
@@ -118,12 +120,17 @@ def compare(
             return Check(who, note=f"it failed ({first_line(error)})")
         task = replace(task, optimizer=plain.optimizer)
         try:
-            found = _by(make(_apart(task)), params, clients)
+            trainer = make(_apart(task))
+            found = _by(trainer, params, clients)
         except passed_on:
             raise
         except Exception as error:
             return Check(who, math.inf, TOLERANCES[task.precision], _failure(error))
         tolerance = TOLERANCES[task.precision]
+        if plain.draws and not isinstance(trainer, OneByOne):  # by chance it may have drawn the same here
+            whose = " and ".join(plain.draws)
+            failure = f"cannot draw for each client by itself what training draws from {whose} (it can for dropout)"
+            return Check(who, math.inf, tolerance, failure, note)
         difference, where = _difference(found, plain, params, clients, task)
         for moved in _nudged(params):
             if difference > tolerance:
@@ -192,10 +199,12 @@ def _plainly(
     task = _apart(task)
     device, steps = task.data.device, task.local_steps
     deltas, losses = [], []
+    draws: tuple[str, ...] = ()
     set_precision(precision, device)
     try:
         for client in clients.tolist():
             with seeded(task.seed, client, 0, device):  # for models that draw numbers of their own
+                drawn = Drawn(device)
                 who = torch.tensor([client], device=device)
                 numbers = task.data.draw(who, 0, steps, task.batch_size, task.seed)
                 weights, total = params.clone(), torch.zeros((), device=device)
@@ -211,13 +220,14 @@ def _plainly(
                         group["lr"] = rate(rule, step, task.iterations)
                     optimizer.step()
                     total += loss / steps
+                draws = draws or drawn.since()
             deltas.append(weights - params)
             losses.append(total)
     finally:
         set_precision(task.precision, device)
     rows = torch.stack(deltas)
     assert rule is not None
-    return _Plain(rows, torch.stack(losses), (_weights(clients, rows)[:, None] * rows).sum(dim=0), rule)
+    return _Plain(rows, torch.stack(losses), (_weights(clients, rows)[:, None] * rows).sum(dim=0), rule, draws)
 
 
 def _gradient(

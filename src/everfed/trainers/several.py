@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +20,9 @@ from torch import Tensor
 from everfed.arrays import Floats, Ints, part_of
 from everfed.errors import InputError
 from everfed.learning.gradients import AddedRule, GradientRule
+from everfed.learning.graphs import current
 from everfed.learning.layout import copied
+from everfed.learning.stored import as_rows, by_client
 from everfed.learning.task import Check, DeviceData, PlainTrained, Starts, Task, Trained, Trainer
 from everfed.trainers import choose
 
@@ -44,7 +45,7 @@ def several(
     def rules(device: torch.device) -> tuple[GradientRule, ...]:
         return tuple(_brought_rule(rule, devices[0], device, lock) for rule in task.gradients)
 
-    with _current(devices[0]):
+    with current(devices[0]):
         first = choose.trainer(name, replace(task, gradients=rules(devices[0])), check)
     same = _NAMES[type(first).__name__] if name == "auto" else name
     trainers = [first]
@@ -57,7 +58,7 @@ def several(
             starts=_brought_starts(task.starts, device),
         )
         try:
-            with _current(device):
+            with current(device):
                 trainers.append(choose.trainer(same, there, check))
         except InputError as error:
             raise InputError(f"the device {device} cannot train like {devices[0]}; use gpus = 1. {error}") from error
@@ -130,7 +131,7 @@ class Several:
         def work(place: int, here: Ints) -> Trained:
             when = round if isinstance(round, int) else round[here]
             few = None if steps is None else steps[here]
-            with _current(self.devices[place]):
+            with current(self.devices[place]):
                 return _whole(self.trainers[place].train(params[place], clients[here], when, few), clients[here])
 
         places = [(place, np.flatnonzero(where == place)) for place in range(len(self.trainers))]
@@ -150,14 +151,20 @@ class Several:
         return {**about, **kept}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        if int(state.get("devices", torch.ones(()))) != len(self.trainers):
+        count = int(state.get("devices", torch.ones(())))
+        if count != len(self.trainers):
             raise InputError(
-                f"the stored state is not of {len(self.trainers)} GPUs; go on with as many as the run began with."
+                f"the stored state is not of {len(self.trainers)} GPUs; go on with as many as the run began with: "
+                f"gpus = {count}."
             )
+        parts = [part_of(state, f"{place}.") for place in range(count)]
+        if type(self.trainers[0]).__name__ in _NAMES:  # all are read before the first one takes anything
+            read = as_rows if "row_of" in self.trainers[0].state_dict() else by_client
+            parts = [read(part, self.task) for part in parts]
+        for device, trainer, part in zip(self.devices, self.trainers, parts, strict=True):
+            with current(device):
+                trainer.load_state_dict(part)
         self.home = state["home"].cpu().numpy().copy()
-        for place, trainer in enumerate(self.trainers):
-            with _current(self.devices[place]):
-                trainer.load_state_dict(part_of(state, f"{place}."))
 
 
 @dataclass(frozen=True)
@@ -202,11 +209,6 @@ def _whole(chunks: Iterator[Trained], clients: Ints) -> Trained:
         deltas.append(chunk.deltas.clone())
         losses.append(chunk.losses.clone())
     return PlainTrained(clients, torch.cat(deltas), torch.cat(losses))
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes it the one that CUDA graphs and kernels of this thread go to."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _brought_starts(starts: Starts | None, device: torch.device) -> Starts | None:

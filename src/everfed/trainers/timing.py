@@ -153,5 +153,5 @@ def _milliseconds(task: Task, run: Callable[[], Any]) -> float:
     began = time.perf_counter()
     run()
     if task.data.device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(task.data.device)
     return 1e3 * (time.perf_counter() - began)

@@ -71,10 +71,10 @@ def forward(
     tl.store(out, result.to(y.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["windows"])
+@triton.jit(do_not_specialize=["relu", "windows"])
 def forward_pooled(
     x, weight, bias, y, argmax, x_client, w_client, y_client, a_client,
-    windows, N, x_first, x_image, y_first, y_image,
+    windows, N, x_first, x_image, y_first, y_image, relu,
     X_ROW: tl.constexpr, X_PIXEL: tl.constexpr, Y_ROW: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     SIZE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, K: tl.constexpr, RUN: tl.constexpr,
@@ -84,7 +84,7 @@ def forward_pooled(
     """A convolution of few inputs (K <= BK) and the max pool after it, without writing what lies between.
 
     Each pixel of a window is computed anew, more arithmetic than needed where windows overlap, but
-    it is cheaper than the traffic of the full image. MASKED: a ReLU stands between the two.
+    it is cheaper than the traffic of the full image. MASKED: a ReLU stands between the two. relu: one comes after.
     NaN cannot win a window; weights that are not finite are found where updates are summed.
     """
     tiles = N // BN
@@ -116,6 +116,7 @@ def forward_pooled(
     if MASKED:
         winner = tl.where(best > 0, winner, SIZE * SIZE)
         best = tl.where((best > 0) | (best != best), best, 0.0)
+    best = tl.where((relu == 0) | (best > 0) | (best != best), best, 0.0)
     out = y + c * y_client + (y_first + image * y_image + i * Y_ROW + j * N)[:, None] + n[None, :]
     tl.store(out, best.to(y.dtype.element_ty), mask=inside[:, None])
     tl.store(argmax + c * a_client + (p * N)[:, None] + n[None, :], winner.to(tl.uint8), mask=inside[:, None])
