@@ -148,8 +148,8 @@ def gathered(self, x):
 @pytest.mark.parametrize(
     ("model", "settings", "said"),
     [
-        (counting, {}, "changes 'calls'"),
-        (lambda: linear(LENGTH), {"loss": noisy}, "random"),
+        (counting, {}, "changes its attribute 'calls'"),
+        (lambda: linear(LENGTH), {"loss": noisy}, "random|draws"),
         (watched, {}, "does not call hooks"),
         (lambda: Own(gathered, a=linear(LENGTH, 8), out=linear(LENGTH)), {}, "whose order is not fixed"),
         (ZOO["a branch on values"][0], {}, "cannot be traced"),
@@ -160,6 +160,18 @@ def gathered(self, x):
 def test_what_a_program_would_not_repeat_is_refused(uncompiled, model, settings, said):
     with pytest.raises(InputError, match=said):
         start(model, "compiled", **settings)
+
+
+def test_a_token_outside_of_the_table_takes_no_row_of_another_clients(uncompiled):
+    run = start(ZOO["padded embedding"][0], "compiled")
+    program, task = run.source.trainer.compiled, run.source.trainer.task
+    rows = run.server.params.repeat(3, 1)
+    x = torch.zeros(3, 4, LENGTH)
+    x[1, 2, 3], x[2, 0, 0] = 99.0, -1.0
+    y, who = torch.zeros(3, 4, dtype=torch.int64), torch.arange(3)
+    grads, losses = program(rows, x, y, who, 0)
+    assert task.batch_size == 4
+    assert losses.isfinite().tolist() == grads.isfinite().all(dim=1).tolist() == [True, False, False]
 
 
 def test_too_many_operations_are_refused(uncompiled, monkeypatch):

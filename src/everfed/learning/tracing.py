@@ -129,7 +129,7 @@ class _General:
     def check(self, third: fx.GraphModule) -> None:
         """Whether what was concluded from two numbers holds for a third."""
         for mine, (_, its) in zip(self.given, self._pairs(third), strict=True):
-            if _at(mine, _CHECKED) != its:
+            if repr(_at(mine, _CHECKED)) != repr(its):  # as words, since NaN is not even equal to itself
                 raise CannotTrainError("its sizes are not multiples of the number of clients")
 
     def __call__(self, *arguments: Tensor) -> Any:
@@ -156,7 +156,7 @@ def _merged(one: Any, other: Any) -> Any:
         return {name: _merged(value, other[name]) for name, value in one.items()}
     if isinstance(one, slice) and isinstance(other, slice):
         return slice(*map(_merged, (one.start, one.stop, one.step), (other.start, other.stop, other.step)))
-    if type(one) is type(other) and one == other:
+    if type(one) is type(other) and (one == other or (one != one and other != other)):
         return one
     if type(one) is int and type(other) is int:
         times, left = divmod(other - one, _TRIED[1] - _TRIED[0])

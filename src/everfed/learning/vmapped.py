@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from everfed.errors import InputError
 from everfed.learning import recurrent
@@ -25,21 +27,31 @@ def _embedding(
     """torch.embedding, whose rule forgets what it shall do to the gradient."""
     if scale_grad_by_freq or sparse or max_norm is not None:
         raise InputError("vmap ignores scale_grad_by_freq, sparse and max_norm of an embedding")
-    _check_rows(input, len(weight))
+    known = _within(input, len(weight))
     if padding_idx is not None:
         learned = torch.arange(len(weight), device=weight.device) != padding_idx % len(weight)
         weight = torch.where(learned[:, None], weight, weight.detach())
-    return torch.embedding(weight, input)
+    if known:
+        return torch.embedding(weight, input)
+    inside = (input >= 0) & (input < len(weight))
+    return torch.where(inside[..., None], torch.embedding(weight, input.clamp(0, len(weight) - 1)), math.nan)
 
 
-def _check_rows(input: Tensor, rows: int) -> None:
-    """vmap lays the clients' tables one after the other, so that a number outside of a client's own would silently take
-    a row of its neighbour's. Not on a GPU, which would have to wait for the answer."""
+def _within(input: Tensor, rows: int) -> bool:
+    """Whether it is known that all numbers are rows of a table; an error if it is known that some are not.
+
+    vmap lays the clients' tables one after the other, so that a number outside of a client's own would silently take a
+    row of its neighbour's. On a GPU the answer would have to be waited for, and in a trace there are no numbers: what
+    is outside becomes NaN there, which no run takes for a result.
+    """
     numbers = input
     while torch._C._functorch.is_batchedtensor(numbers):
         numbers = torch._C._functorch.get_unwrapped(numbers)
-    if numbers.device.type == "cpu" and numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < rows:
+    if numbers.device.type != "cpu" or isinstance(numbers, FakeTensor):
+        return False
+    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < rows:
         raise IndexError("index out of range in self")  # torch's own words, as without vmap
+    return True
 
 
 def _bilinear(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
