@@ -13,7 +13,7 @@ from everfed.arrays import Bools, Inputs, Ints, parts, taken
 from everfed.data.dataset import Dataset
 from everfed.data.owners import Owners
 from everfed.data.plain import labels, samples
-from everfed.data.targets import AUTO, NEXT_TOKEN, classes_in, task_of
+from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, classes_in, task_of
 from everfed.errors import InputError, shown
 from everfed.random import Purpose, permutation
 
@@ -48,8 +48,8 @@ def dataset(name: str, train: Rows, test: Rows | None, test_part: float, classes
     """The data set of these rows, its clients in the sorted order of their names.
 
     test: rows of a test set, also of clients without training rows, whose rows are nobody's. None: a fixed random part
-    of each client's rows, of which at least one stays for training. classes: 0 if it follows from the targets (and from
-    the tokens, if that is what the input is).
+    of each client's rows, of which at least one stays for training. classes: those that have names; 0 if it follows
+    from the targets (and from the tokens, if that is what the input is).
     """
     train.check("the training set")
     if not len(train.client):
@@ -67,7 +67,7 @@ def dataset(name: str, train: Rows, test: Rows | None, test_part: float, classes
     y, test_y = labels(train.y, "the training set"), labels(test.y, "the test set")
     if task == AUTO:
         task = task_of(y, int(y.dtype.kind != "f"))
-    if not classes:
+    if not classes or task not in (CLASSIFICATION, NEXT_TOKEN):
         tokens = [*_tokens(train.x), *_tokens(test.x)] if task == NEXT_TOKEN else []
         classes = classes_in(y, test_y, *tokens, task=task)
     owners = Owners(owner, test_owner, names, columns)
