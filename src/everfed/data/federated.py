@@ -18,9 +18,20 @@ from everfed.checks import check_count, checked as checked_value
 from everfed.data.augment import Augment, Plain
 from everfed.data.holdings import card, held, plot
 from everfed.data.plain import Pair, as_pair, check_lengths, labels, samples, whole_numbers
-from everfed.data.targets import AUTO, TASKS, as_targets, check_targets, classes_in, task_of
+from everfed.data.targets import (
+    AUTO,
+    NEXT_TOKEN,
+    REGRESSION,
+    TASKS,
+    as_targets,
+    check_targets,
+    classes_in,
+    task_of,
+    warn_of_copies,
+    warn_of_labels,
+)
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, counted, some
+from everfed.errors import InputError, counted, some, warn
 from everfed.showing import svg
 from everfed.showing.card import Card, Shown
 
@@ -68,6 +79,8 @@ class FederatedData(Shown):
         task = task_of(y, self.classes) if self.task == AUTO else self.task
         if task not in TASKS:
             raise InputError(f"the task is {task!r}; it must be {', '.join(TASKS)} or {AUTO}.")
+        if self.task == AUTO and task == REGRESSION:
+            warn_of_labels(y)
         plain = {
             "x": samples(self.x, "the training set"),
             "y": as_targets(y, task),
@@ -246,7 +259,20 @@ def checked(data: FederatedData) -> FederatedData:
     empty = np.flatnonzero(data.sizes() == 0)
     if len(empty):
         raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
+    if data.task == NEXT_TOKEN:
+        warn_of_copies(data.x, data.y)
+    _warn_of_masks(data.x)
     return data
+
+
+def _warn_of_masks(x: Inputs) -> None:
+    for name, part in parts(x).items():
+        if name and len(parts(x)) > 1 and part.dtype == np.uint8 and part.size and part.max() == 1:
+            warn(
+                f"the input '{name}' is bytes of 0 and 1 alone, which are scaled as pictures are, to 0 and 1/255; give "
+                "a mask as bool.",
+                3,
+            )
 
 
 def _check_owners(order: Ints, starts: Ints, count: int) -> None:
