@@ -30,6 +30,7 @@ from everfed.data.targets import (
     warn_of_copies,
     warn_of_labels,
 )
+from everfed.data.times import Times
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, counted, some, warn
 from everfed.showing import svg
@@ -54,6 +55,7 @@ class FederatedData(Shown):
     task: classification, next-token, multilabel or regression; "auto" follows from y.
     test_owner: [test samples] the client that each belongs to, -1 for nobody's; None: not known.
     names: of the clients, if they have any.
+    times: when each training sample was, if they follow each other; of those the last are held out for validation.
 
     >>> import everfed as ef
     >>> data = ef.load("digits").partition(clients=4, how="iid", seed=0)
@@ -73,6 +75,7 @@ class FederatedData(Shown):
     task: str = AUTO  # one of TASKS; "auto" follows from the targets
     test_owner: Ints | None = None  # [test samples] the client that each belongs to, -1 for nobody's; None: not known
     names: tuple[str, ...] = ()  # of the clients, if they have any
+    times: Times | None = None  # of training samples that follow each other; None: they lie in no order
 
     def __post_init__(self) -> None:
         y = labels(self.y, "the training set")
@@ -96,6 +99,8 @@ class FederatedData(Shown):
         check_lengths(self.test_x, self.test_y, "the test set")
         _check_owners(self.order, self.starts, len(self.y))
         self._check_test_owner()
+        if self.times is not None:
+            self.times.check_length(len(self.y))
         if isinstance(self.x, dict) and not isinstance(self.augment, Plain):
             raise InputError("samples of several inputs cannot be augmented; augment them before, or use 'plain'.")
         if self.classes:
