@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 import everfed as ef
 from everfed.data.held_out import held_out, held_out_of_clients
 from everfed.data.smartwatch import Recordings, Smartwatch, dataset
+from everfed.data.text import Writer, characters, next_character
 from everfed.data.times import Times, last_held_out
 from everfed.errors import InputError
 
@@ -94,6 +95,19 @@ def test_no_moment_is_both_held_out_and_trained_on(client, length, step):
         mine, (x, _) = data.without_part(0.2 if by == "sample" else 0.4, by, seed=3)
         assert not moments(mine.x) & moments(x)
         assert len(mine.times.begin) == len(mine.y)
+
+
+def test_windows_of_texts_do_not_overlap_and_the_last_are_held_out():
+    texts = ["".join(chr(ord("a") + (i + j) % 26) for j in range(size)) for i, size in enumerate((101, 300, 15))]
+    writers = [Writer(f"w{i}", text, {}) for i, text in enumerate(texts)]
+    data = next_character("letters", writers, length=10, least=1, test_part=0.2)
+    for seed in range(5):
+        tuned = data.hold_out(0.1, seed)
+        assert len(tuned.x) + len(tuned.test_x) == len(data.x)  # nothing overlaps, so nothing is left out
+        for i, text in enumerate(texts):
+            kept, held = characters(tuned.x[tuned.owners.train == i].ravel()), tuned.test_x[tuned.owners.test == i]
+            assert text.startswith(kept + characters(held.ravel()))
+            assert kept
 
 
 def test_every_exercise_and_person_is_held_out():

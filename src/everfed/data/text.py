@@ -16,6 +16,7 @@ from everfed.arrays import Ints
 from everfed.data.dataset import Dataset
 from everfed.data.owners import Owners
 from everfed.data.targets import IGNORED, NEXT_TOKEN
+from everfed.data.times import Times
 from everfed.errors import InputError, warn
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -91,7 +92,11 @@ def next_character(name: str, writers: Iterable[Writer], length: int, least: int
     (x, y, owner), (test_x, test_y, test_owner) = _joined(train), _joined(test)
     columns = {key: tuple(writer.about[key] for writer in kept) for key in kept[0].about}
     owners = Owners(owner, test_owner, tuple(writer.name for writer in kept), columns)
-    return Dataset(name, x, y, test_x, test_y, VOCABULARY, task=NEXT_TOKEN, owners=owners)
+    place = np.arange(len(owner)) - np.searchsorted(
+        owner, owner
+    )  # of a window in its text; their inputs do not overlap
+    times = Times(owner, place, 1)
+    return Dataset(name, x, y, test_x, test_y, VOCABULARY, task=NEXT_TOKEN, owners=owners, times=times)
 
 
 def _check_alphabet(name: str, writers: list[Writer]) -> None:
