@@ -8,6 +8,7 @@ import json
 import re
 import tarfile
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -182,6 +183,29 @@ def test_one_who_wrote_a_single_window_keeps_it_for_training():
     data = next_character("letters", [Writer("a", "abc", {}), Writer("b", "x" * 90, {})], 10, 1, 0.9)
     assert data.owners.sizes().tolist() == [1, 1]
     assert data.owners.test.tolist() == [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("strange", "told"), [(0, ""), (2, ""), (3, "3% of"), (20, "20% of"), (21, "refused"), (90, "refused")]
+)
+@pytest.mark.parametrize("character", ["\u0436", "\U0001f600", "~", "\u00e9"])
+def test_texts_outside_the_alphabet_are_told_or_refused_with_their_share(strange, told, character):
+    def load(*texts):
+        return next_character("letters", [Writer(f"w{i}", text, {}) for i, text in enumerate(texts)], 10, 1, 0.2)
+
+    text = character * strange + "a" * (100 - strange)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        if told == "refused":
+            with pytest.raises(InputError, match=f"{strange}% of the characters of letters are outside the alphabet"):
+                load(text, text)
+        else:
+            load(text, text)
+        words = " ".join(str(one.message) for one in found)
+        assert told == "refused" or (told in words and bool(told) == bool(words))
+        load("a" * 100_000, text)  # few of all, but much of one
+    words = " ".join(str(one.message) for one in found)
+    assert ("of the client 'w1' of letters" in words) == (told == "refused")
 
 
 def test_presidents_who_came_back_are_one_client_and_typographic_marks_are_typed():

@@ -18,6 +18,7 @@ from everfed.data.owners import Owners
 from everfed.data.partition import SPLITS, Natural, Split, arrange, check_enough
 from everfed.data.plain import Pair, labels, samples
 from everfed.data.targets import AUTO, CLASSIFICATION, as_targets, check_labels, check_targets, task_of
+from everfed.data.times import Times
 from everfed.energy.fleet import Fleet
 from everfed.errors import InputError, unknown
 from everfed.random import check_seed
@@ -74,6 +75,7 @@ class Dataset(CentralDataset):
     augment: Augment = Plain()
     task: str = AUTO  # follows from the targets
     owners: Owners | None = None  # natural clients
+    times: Times | None = None  # of training samples that follow each other; None: they lie in no order
 
     def __post_init__(self) -> None:
         for x, y, whose in (("x", "y", "the training set"), ("test_x", "test_y", "the test set")):
@@ -81,18 +83,21 @@ class Dataset(CentralDataset):
             object.__setattr__(self, y, labels(getattr(self, y), whose))
         if self.owners is not None:
             self.owners.check_lengths(len(self.y), len(self.test_y))
+        if self.times is not None:
+            self.times.check_length(len(self.y))
 
     def hold_out(self, part: float, seed: int = 0) -> Dataset:
         """Held out before the split, stratified by class; of natural clients from each in proportion.
 
         So the held-out samples are distributed like the test set, whatever the split, and the clients' shares do not
-        change. A fraction of each client's samples would be very few in a fleet of small clients.
+        change. A fraction of each client's samples would be very few in a fleet of small clients. Of samples that
+        follow each other in time the last are held out, and what overlaps with them is left out (`Times`).
         """
         check_seed(seed)
         kept, held = self._held_out(part, seed, owners=self.owners.train if self.owners else None)
         owners = self.owners.held_out(kept, held) if self.owners else None
-        x, test_x = taken(self.x, kept), taken(self.x, held)
-        return replace(self, x=x, y=self.y[kept], test_x=test_x, test_y=self.y[held], owners=owners)
+        x, test_x, times = taken(self.x, kept), taken(self.x, held), self._times(kept)
+        return replace(self, x=x, y=self.y[kept], test_x=test_x, test_y=self.y[held], owners=owners, times=times)
 
     def without_part(self, part: float, by: str, seed: int = 0) -> tuple[Dataset, Pair]:
         """By sample: as `hold_out`. By client: some natural clients; their test samples stay, as nobody's."""
@@ -100,14 +105,17 @@ class Dataset(CentralDataset):
         known = self.owners.train if self.owners else None
         kept, held = self._held_out(part, seed, owners=known if by == "client" else None, by=by, stream=STOPPING)
         owners = self.owners.without(held) if self.owners and by == "client" else None
-        mine = replace(self, x=taken(self.x, kept), y=self.y[kept], owners=owners)
+        mine = replace(self, x=taken(self.x, kept), y=self.y[kept], owners=owners, times=self._times(kept))
         return mine, (taken(self.x, held), as_targets(self.y[held], self._task()))
+
+    def _times(self, samples: Ints) -> Times | None:
+        return None if self.times is None else self.times.only(samples)
 
     def _held_out(self, part: float, seed: int, **how: Any) -> tuple[Ints, Ints]:
         classified = self._task() == CLASSIFICATION
         if classified:
             check_labels(self.y, self.classes, "training")
-        return held_out(self.y, self.classes if classified else 0, part, seed, **how)
+        return held_out(self.y, self.classes if classified else 0, part, seed, times=self.times, **how)
 
     def split(self, split: Split, clients: int, *, fleet: Fleet | None = None, seed: int = 0) -> FederatedData:
         check_seed(seed)
@@ -126,7 +134,8 @@ class Dataset(CentralDataset):
         owners, training, test = self.owners.only(dealt)
         order, starts = arrange(owners.train, len(dealt))
         x, test_x = taken(self.x, training), taken(self.test_x, test)
-        mine = replace(self, x=x, y=self.y[training], test_x=test_x, test_y=self.test_y[test], owners=None)
+        test_y, times = self.test_y[test], self._times(training)
+        mine = replace(self, x=x, y=self.y[training], test_x=test_x, test_y=test_y, owners=None, times=times)
         return checked(mine._federated(order, starts, owners.test, owners.names))
 
     def _federated(
@@ -134,7 +143,7 @@ class Dataset(CentralDataset):
     ) -> FederatedData:
         return FederatedData(
             self.x, self.y, order, starts, self.test_x, self.test_y, self.classes, self.name, self.augment,
-            self.task, test_owner, names,
+            self.task, test_owner, names, self.times,
         )  # fmt: skip
 
     def _task(self) -> str:

@@ -18,9 +18,21 @@ from everfed.checks import check_count, checked as checked_value
 from everfed.data.augment import Augment, Plain
 from everfed.data.holdings import card, held, plot
 from everfed.data.plain import Pair, as_pair, check_lengths, labels, samples, whole_numbers
-from everfed.data.targets import AUTO, TASKS, as_targets, check_targets, classes_in, task_of
+from everfed.data.targets import (
+    AUTO,
+    NEXT_TOKEN,
+    REGRESSION,
+    TASKS,
+    as_targets,
+    check_targets,
+    classes_in,
+    task_of,
+    warn_of_copies,
+    warn_of_labels,
+)
+from everfed.data.times import Times
 from everfed.energy.fleet import Fleet
-from everfed.errors import InputError, counted, some
+from everfed.errors import InputError, counted, some, warn
 from everfed.showing import svg
 from everfed.showing.card import Card, Shown
 
@@ -43,6 +55,7 @@ class FederatedData(Shown):
     task: classification, next-token, multilabel or regression; "auto" follows from y.
     test_owner: [test samples] the client that each belongs to, -1 for nobody's; None: not known.
     names: of the clients, if they have any.
+    times: when each training sample was, if they follow each other; of those the last are held out for validation.
 
     >>> import everfed as ef
     >>> data = ef.load("digits").partition(clients=4, how="iid", seed=0)
@@ -62,12 +75,15 @@ class FederatedData(Shown):
     task: str = AUTO  # one of TASKS; "auto" follows from the targets
     test_owner: Ints | None = None  # [test samples] the client that each belongs to, -1 for nobody's; None: not known
     names: tuple[str, ...] = ()  # of the clients, if they have any
+    times: Times | None = None  # of training samples that follow each other; None: they lie in no order
 
     def __post_init__(self) -> None:
         y = labels(self.y, "the training set")
         task = task_of(y, self.classes) if self.task == AUTO else self.task
         if task not in TASKS:
             raise InputError(f"the task is {task!r}; it must be {', '.join(TASKS)} or {AUTO}.")
+        if self.task == AUTO and task == REGRESSION:
+            warn_of_labels(y)
         plain = {
             "x": samples(self.x, "the training set"),
             "y": as_targets(y, task),
@@ -83,6 +99,8 @@ class FederatedData(Shown):
         check_lengths(self.test_x, self.test_y, "the test set")
         _check_owners(self.order, self.starts, len(self.y))
         self._check_test_owner()
+        if self.times is not None:
+            self.times.check_length(len(self.y))
         if isinstance(self.x, dict) and not isinstance(self.augment, Plain):
             raise InputError("samples of several inputs cannot be augmented; augment them before, or use 'plain'.")
         if self.classes:
@@ -246,7 +264,20 @@ def checked(data: FederatedData) -> FederatedData:
     empty = np.flatnonzero(data.sizes() == 0)
     if len(empty):
         raise InputError(f"client {some(empty)} holds no samples; every client needs at least one.")
+    if data.task == NEXT_TOKEN:
+        warn_of_copies(data.x, data.y)
+    _warn_of_masks(data.x)
     return data
+
+
+def _warn_of_masks(x: Inputs) -> None:
+    for name, part in parts(x).items():
+        if name and len(parts(x)) > 1 and part.dtype == np.uint8 and part.size and part.max() == 1:
+            warn(
+                f"the input '{name}' is bytes of 0 and 1 alone, which are scaled as pictures are, to 0 and 1/255; give "
+                "a mask as bool.",
+                3,
+            )
 
 
 def _check_owners(order: Ints, starts: Ints, count: int) -> None:

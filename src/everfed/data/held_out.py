@@ -11,7 +11,8 @@ import numpy.typing as npt
 from everfed.arrays import Ints, taken
 from everfed.data.federated import FederatedData
 from everfed.data.plain import Pair
-from everfed.errors import InputError
+from everfed.data.times import Times, last_held_out
+from everfed.errors import InputError, some
 from everfed.random import Purpose, permutation
 
 TUNING, STOPPING = 0, 1  # two hold-outs of one seed are drawn independently
@@ -26,14 +27,18 @@ def held_out(
     owners: Ints | None = None,
     by: str = "sample",
     stream: int = TUNING,
+    times: Times | None = None,
 ) -> tuple[Ints, Ints]:
     """(numbers of the samples that are kept, and of those that are held out), both rising.
 
-    By sample: from every natural client in proportion if the samples have owners, each of which keeps one sample at
-    least; otherwise stratified by class; targets that are no classes, at random. By client: all samples of some owners.
+    By sample: of samples that follow each other the last ones (`last_held_out`); from every natural client in
+    proportion if the samples have owners, each of which keeps one sample at least; otherwise stratified by class;
+    targets that are no classes, at random. By client: all samples of some owners.
     """
     if by == "client":
         return _whole_owners(owners, part, seed, stream)
+    if times is not None:
+        return last_held_out(times, part, seed, stream)
     count, most = round(part * len(y)), len(y) - 1
     strata = np.zeros(len(y), np.int64)
     if owners is not None:
@@ -79,7 +84,14 @@ def held_out_of_clients(data: Any, part: float, by: str, seed: int) -> tuple[Fed
             "samples; hold out by = 'sample'."
         )
     owner = np.repeat(np.arange(len(data)), data.sizes())
-    kept, held = held_out(data.y[data.order], 0, part, seed, owners=owner, stream=STOPPING)
+    times = None if data.times is None else data.times.only(data.order)
+    kept, held = held_out(data.y[data.order], 0, part, seed, owners=owner, stream=STOPPING, times=times)
+    empty = np.setdiff1d(np.arange(len(data)), owner[kept])
+    if len(empty):
+        raise InputError(
+            f"client {some(empty)} would keep no samples, since the last in time are held out; lower "
+            "early_stopping.part, or give the clients more samples."
+        )
     starts = np.concatenate([[0], np.cumsum(np.bincount(owner[kept], minlength=len(data)))])
     numbers = data.order[held]
     return replace(data, order=data.order[kept], starts=starts), (taken(data.x, numbers), data.y[numbers])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from everfed.checks import BelowOne, Checked, Count
 from everfed.data.dataset import Dataset
 from everfed.data.folder import Task
 from everfed.data.on_demand_hf import check_table, read_columns
+from everfed.data.pictures import alike, pictures
 from everfed.data.rows import Array, Rows, dataset, named, of_clients
 from everfed.data.text import Writer, next_character
 from everfed.errors import InputError, extra, first_line, some, warn
@@ -53,9 +54,11 @@ class FromHub(Checked):
             return self._texts(table)
         if self.test_split == self.split:
             raise InputError(f"test_split is '{self.split}', which is trained on; leave it empty to hold rows out.")
-        test = self._rows(self._table(self.test_split)) if self.test_split else None
-        classes = getattr(table.features[self.y], "num_classes", 0)
-        return dataset(self.name, self._rows(table), test, self.test_part, classes, self.task)
+        train, test = self._rows(table), self._rows(self._table(self.test_split)) if self.test_split else None
+        if test is not None:
+            x, test_x = alike(train.x, test.x)
+            train, test = replace(train, x=x), replace(test, x=test_x)
+        return dataset(self.name, train, test, self.test_part, _classes(table.features[self.y]), self.task)
 
     def _table(self, split: str) -> Any:
         datasets = extra("datasets", "Hugging Face data sets need", "datasets")
@@ -82,10 +85,11 @@ class FromHub(Checked):
     def _rows(self, table: Any) -> Rows:
         check_table(table, (self.client, self.x, self.y))
         if len(table):
-            one = np.asarray(table[0][self.x]).nbytes
+            one = table[0][self.x]
+            one = (pictures([one], self.x) if hasattr(one, "convert") else np.asarray(one)).nbytes
             check_memory(f"reading {len(table):,} rows of '{self.name}'", 2 * one * len(table), RAISE, part=0.5)
         about = {key: column(table, key) for key in self.about if key in table.column_names}
-        return Rows(*read_columns(table, self.x, self.y, slice(None)), column(table, self.client), about)
+        return Rows(*read_columns(table, self.x, self.y, slice(None), mix=True), column(table, self.client), about)
 
     def _texts(self, table: Any) -> Dataset:
         if self.test_split:
@@ -111,6 +115,13 @@ class FromHub(Checked):
             if any(said[i])
         ]
         return next_character(self.name, writers, self.length, self.least, self.test_part)
+
+
+def _classes(feature: Any) -> int:
+    """How many classes a column's labels have by their names, also in lists; 0: it has no names."""
+    while not hasattr(feature, "num_classes") and getattr(feature, "feature", None) is not None:
+        feature = feature.feature
+    return int(getattr(feature, "num_classes", 0) or 0)
 
 
 def column(table: Any, name: str) -> Array:

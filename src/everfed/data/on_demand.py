@@ -19,7 +19,7 @@ from everfed.checks import check_count
 from everfed.data.augment import Augment, Plain
 from everfed.data.holdings import card
 from everfed.data.plain import as_pair
-from everfed.data.targets import AUTO, REGRESSION, TASKS, as_targets, check_targets, task_of
+from everfed.data.targets import AUTO, REGRESSION, TASKS, as_targets, check_targets, task_of, warn_of_labels
 from everfed.errors import InputError, some
 from everfed.showing.card import Card, Shown
 
@@ -88,6 +88,8 @@ class OnDemand(Shown):
         x, y = self._first
         if self.task == AUTO:
             object.__setattr__(self, "task", task_of(y, self.classes or int(y.dtype.kind == "i")))
+            if self.task == REGRESSION:
+                warn_of_labels(y)
         if self.task not in TASKS:
             raise InputError(f"the task is {self.task!r}; it must be {', '.join(TASKS)} or {AUTO}.")
         if self.test is None:

@@ -11,6 +11,7 @@ import numpy as np
 from everfed.arrays import Ints
 from everfed.data.on_demand import Samples
 from everfed.data.on_demand_sources import ranges
+from everfed.data.pictures import pictures
 from everfed.errors import InputError, extra, unknown
 
 
@@ -20,7 +21,7 @@ class HuggingFace:
 
     rows: the row numbers client after client; starts: [N + 1], client i has rows[starts[i]:starts[i + 1]].
     `by_column` and `by_owner` make them. x and y: the columns of inputs and of labels. Images become
-    bytes [channels, height, width].
+    bytes [channels, height, width], by what they show (`pictures`).
     """
 
     table: Any  # datasets.Dataset
@@ -58,16 +59,17 @@ class HuggingFace:
         return read_columns(self.table, self.x, self.y, rows)
 
 
-def read_columns(table: Any, x: str, y: str, rows: Any) -> Samples:
+def read_columns(table: Any, x: str, y: str, rows: Any, mix: bool = False) -> Samples:
     """Inputs and targets of some rows, in the types that the table has; left alone, its library would make all whole
-    numbers int64."""
+    numbers int64. mix: whether pictures of several kinds are brought to one (`pictures`)."""
+    if type(table.features[x]).__name__ == "Image":
+        targets = table.select_columns([y]).with_format("numpy", dtype=None)[rows][y]
+        return pictures(table.select_columns([x]).with_format(None)[rows][x], x, mix), np.asarray(targets)
     found = table.select_columns([x, y]).with_format("numpy", dtype=None)[rows]
     try:
         inputs = np.stack([np.asarray(sample) for sample in found[x]])
     except ValueError:
         raise InputError(f"the samples in the column '{x}' differ in shape; all must be alike.") from None
-    if type(table.features[x]).__name__ == "Image" and inputs.dtype == np.uint8:  # channels first
-        inputs = inputs[:, None] if inputs.ndim == 3 else np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
     return inputs, np.asarray(found[y])
 
 

@@ -122,10 +122,11 @@ class _Index:
 
 def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
     """One pass over the column of clients; the samples are not read."""
-    paths = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    paths = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() == ".parquet")
     if not paths:
         raise InputError(f"there are no Parquet files in '{path}'.")
     whose, file, start, sizes = [], [], [], []
+    types: dict[str, Any] = {}  # of the columns, in the first file
     for number, one in enumerate(paths):
         file_size(one)  # a pipe would wait for ever
         with readable(one), parquet.ParquetFile(one) as opened:
@@ -134,7 +135,13 @@ def _indexed(path: Path, client: str, columns: tuple[str, ...]) -> _Index:
             if missing:
                 raise InputError(f"'{one}' has no column '{missing[0]}'; it has {some(known, 10)}.")
             for name in columns:
-                check_numbers(opened.schema_arrow.field(name).type, name)
+                kind = opened.schema_arrow.field(name).type
+                check_numbers(kind, name)
+                if _meaning(kind) != _meaning(types.setdefault(name, kind)):
+                    raise InputError(
+                        f"the column '{name}' is {kind} in '{one}' and {types[name]} in '{paths[0]}'; give all files "
+                        "the same type."
+                    )
             owners = _owners(opened, one, client)
         cuts = np.flatnonzero(np.diff(owners)) + 1
         begins = np.concatenate([[0], cuts]).astype(np.int64)[: len(owners)]
@@ -182,6 +189,15 @@ def check_numbers(kind: Any, name: str) -> None:
         kind = kind.value_type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise InputError(f"the column '{name}' holds {kind}; samples and labels are numbers.")
+
+
+def _meaning(kind: Any) -> tuple[str, int]:
+    """What a column's numbers are taken for (pixels, whole numbers, truth values or others), and how deep lists go."""
+    depth = 0
+    while hasattr(kind, "value_type"):
+        kind, depth = kind.value_type, depth + 1
+    what = "whole" if pa.types.is_integer(kind) else "truth" if pa.types.is_boolean(kind) else "other"
+    return "bytes" if kind == pa.uint8() else what, depth
 
 
 def numbers(column: Any, name: str) -> npt.NDArray[Any]:

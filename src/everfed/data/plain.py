@@ -40,8 +40,9 @@ def check_lengths(x: Inputs, y: npt.NDArray[Any], whose: str) -> None:
 def samples(values: Any, whose: str, copy: bool = False) -> Inputs:
     """Several inputs by name, or one array of any numbers.
 
-    Bytes stay bytes, since they are images, and are scaled. Other whole numbers are tokens and become int64, truth
-    values are masks and stay so, and all other numbers become float32.
+    Bytes stay bytes, since they are images, and are scaled; of several inputs those that have not the shape of one are
+    refused, since a mask or tokens must not be. Other whole numbers are tokens and become int64, truth values are masks
+    and stay so, and all other numbers become float32.
     """
     if not isinstance(values, Mapping):
         return _samples(values, f"the samples of {whose}", copy)
@@ -50,7 +51,15 @@ def samples(values: Any, whose: str, copy: bool = False) -> Inputs:
             f"the samples of {whose} are named {', '.join(map(repr, values)) or 'by nothing'}; name each input as an "
             "argument of the model's forward, such as {'tokens': ..., 'mask': ...}."
         )
-    return {name: _samples(part, f"the input '{name}' of {whose}", copy) for name, part in values.items()}
+    found = {name: _samples(part, f"the input '{name}' of {whose}", copy) for name, part in values.items()}
+    for name, part in found.items():
+        if len(found) > 1 and part.dtype == np.uint8 and part.ndim < 4:
+            raise InputError(
+                f"the input '{name}' of {whose} is bytes (uint8) of shape {part.shape[1:]} per sample beside other "
+                "inputs, and bytes are scaled as pictures are; give a mask as bool, tokens as int64, other numbers as "
+                "float32, or a picture as (channels, height, width)."
+            )
+    return found
 
 
 def _samples(values: Any, what: str, copy: bool) -> npt.NDArray[Any]:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from everfed.arrays import Bools, Inputs, Ints, parts, taken
 from everfed.data.dataset import Dataset
 from everfed.data.owners import Owners
-from everfed.data.plain import labels
-from everfed.data.targets import AUTO, NEXT_TOKEN, classes_in, task_of
+from everfed.data.plain import labels, samples
+from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, classes_in, task_of
 from everfed.errors import InputError, shown
 from everfed.random import Purpose, permutation
 
@@ -48,8 +48,8 @@ def dataset(name: str, train: Rows, test: Rows | None, test_part: float, classes
     """The data set of these rows, its clients in the sorted order of their names.
 
     test: rows of a test set, also of clients without training rows, whose rows are nobody's. None: a fixed random part
-    of each client's rows, of which at least one stays for training. classes: 0 if it follows from the targets (and from
-    the tokens, if that is what the input is).
+    of each client's rows, of which at least one stays for training. classes: those that have names; 0 if it follows
+    from the targets (and from the tokens, if that is what the input is).
     """
     train.check("the training set")
     if not len(train.client):
@@ -63,14 +63,32 @@ def dataset(name: str, train: Rows, test: Rows | None, test_part: float, classes
         numbers, known = named(test.check("the test set").client, "the column of clients of the test set")
         places = {known_name: i for i, known_name in enumerate(names)}
         test_owner = np.array([places.get(one, -1) for one in known], np.int64)[numbers]
+        _check_alike(train.x, test.x)
     y, test_y = labels(train.y, "the training set"), labels(test.y, "the test set")
     if task == AUTO:
         task = task_of(y, int(y.dtype.kind != "f"))
-    if not classes:
+    if not classes or task not in (CLASSIFICATION, NEXT_TOKEN):
         tokens = [*_tokens(train.x), *_tokens(test.x)] if task == NEXT_TOKEN else []
         classes = classes_in(y, test_y, *tokens, task=task)
     owners = Owners(owner, test_owner, names, columns)
     return Dataset(name, train.x, y, test.x, test_y, classes, task=task, owners=owners)
+
+
+def _check_alike(train: Inputs, test: Inputs) -> None:
+    """The samples of a test set that was given are of the same kind."""
+    mine, other = parts(train), parts(test)
+    if mine.keys() != other.keys():
+        raise InputError(
+            f"the training set has the inputs {', '.join(mine) or 'x'} and the test set {', '.join(other) or 'x'}; "
+            "they must be the same."
+        )
+    for name, part in mine.items():
+        found = [(samples(a[:0], "a set").dtype, a.shape[1:]) for a in (part, other[name])]
+        if len(part) and len(other[name]) and found[0] != found[1]:
+            said = " and ".join(f"{dtype} of shape {shape}" for dtype, shape in found)
+            raise InputError(
+                f"samples{f' of {name}' if name else ''} of the training and the test set are {said}; they must agree."
+            )
 
 
 def _tokens(x: Inputs) -> list[Array]:

@@ -17,6 +17,7 @@ from everfed.data.dataset import Dataset
 from everfed.data.fetch import Progress, silent
 from everfed.data.owners import Owners
 from everfed.data.packages import Archive, members
+from everfed.data.times import Times
 from everfed.errors import InputError
 
 EXERCISES = ("PEN", "ABD", "FEL", "IR", "ER", "TRAP", "ROW")
@@ -50,7 +51,7 @@ class Smartwatch(Checked):
     folder: where seglearn-1.2.5-py3-none-any.whl of PyPI lies already; otherwise it is fetched once and cached.
     length, step: samples in a window, and from one window to the next. client: a person, or one arm of a person.
     test_part: the last part of each recording, whose windows are the test set and share no sample with
-    training.
+    training. Samples that are held out of training for validation are the last windows of each recording, likewise.
     """
 
     folder: str = ""
@@ -117,6 +118,8 @@ def dataset(found: Recordings, options: Smartwatch) -> Dataset:
     x, test_x = (np.array([window for window, _, _ in parts[part]]) for part in parts)
     y, test_y = (np.array([label for _, label, _ in parts[part]], np.int64) for part in parts)
     of = {part: np.array([number for _, _, number in parts[part]], np.int64) for part in parts}
+    place = np.arange(len(y)) - np.searchsorted(of["train"], of["train"])  # of a window in its recording
+    times = Times(of["train"], place * options.step, options.length)
     owner, names, about = _clients(found, options.client)
     motion = np.linalg.norm(x[:, :3], axis=1)  # [windows, length]
     about["motion"] = tuple(float(motion[owner[of["train"]] == i].std()) for i in range(len(names)))
@@ -132,6 +135,7 @@ def dataset(found: Recordings, options: Smartwatch) -> Dataset:
         len(EXERCISES),
         task="classification",
         owners=owners,
+        times=times,
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from everfed.errors import InputError, some
+from everfed.arrays import parts
+from everfed.errors import InputError, some, warn
 
 CLASSIFICATION, NEXT_TOKEN, MULTILABEL, REGRESSION = "classification", "next-token", "multilabel", "regression"
 AUTO = "auto"  # follows from the targets
@@ -31,6 +32,27 @@ def task_of(y: npt.NDArray[Any], classes: int) -> str:
             "per sample give its number, not one-hot rows."
         )
     return NEXT_TOKEN
+
+
+def warn_of_labels(y: npt.NDArray[Any]) -> None:
+    """Say that targets which look like labels make a regression, unless a regression was asked for."""
+    if y.dtype.kind == "f" and y.size and set(np.unique(y[:1000])) <= {0.0, 1.0} and set(np.unique(y)) == {0.0, 1.0}:
+        warn(
+            "the targets are floats that are all 0 or 1, which makes the task a regression; for labels name "
+            "task='multilabel', for classes give whole numbers, and if it is meant, task='regression'.",
+            3,
+        )
+
+
+def warn_of_copies(x: Any, y: npt.NDArray[Any]) -> None:
+    """Say that tokens are to be predicted which the model sees at the same position."""
+    for part in parts(x).values():
+        if part.dtype.kind == "i" and part.shape == y.shape and y.size and (part == y)[y != IGNORED].all():
+            warn(
+                "every target equals the input at its position; targets are not shifted for you: for the next token "
+                "give x = tokens[:, :-1] and y = tokens[:, 1:].",
+                3,
+            )
 
 
 def as_targets(y: npt.NDArray[Any], task: str) -> npt.NDArray[Any]:

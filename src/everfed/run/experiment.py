@@ -25,7 +25,7 @@ from everfed.data.held_out import held_out_of_clients
 from everfed.data.on_demand import OnDemand
 from everfed.data.partition import SPLITS, ByEnergy, Natural, Split
 from everfed.data.plain import Pair
-from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, TASKS, classes_in
+from everfed.data.targets import AUTO, CLASSIFICATION, NEXT_TOKEN, REGRESSION, TASKS, classes_in, warn_of_labels
 from everfed.energy.fleet import Fleet
 from everfed.energy.physical import Encoding, Link
 from everfed.energy.work import Pace, Work, pace_of
@@ -325,6 +325,8 @@ class Experiment(Shown, Checked):
     def _with_task(self, data: Any) -> Any:
         """The data with the task that is named here."""
         if self.task in (AUTO, getattr(data, "task", AUTO)):
+            if self.task == AUTO == getattr(self.data, "task", "") and getattr(data, "task", "") == REGRESSION:
+                warn_of_labels(data.y)  # a source found it out by itself
             return data
         if not isinstance(data, FederatedData | OnDemand | Dataset):
             raise InputError(f"the task '{self.task}' cannot be given to {type(data).__name__} data; leave it at auto.")
