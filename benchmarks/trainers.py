@@ -1,7 +1,7 @@
 """How much faster the batched and the compiled trainer are than one client at a time, on digits, motion and text.
 
 The trainers run the same rounds in one process, alternating, so that the ratios are fair whatever
-else the machine does. Run: python benchmarks/trainers.py [--repeats 7]
+else the machine does. Run: python benchmarks/trainers.py [--repeats 7] [--cpu]
 
 'ready' is how long it takes to make the compiled trainer, with the compiler's cache empty. Ratios are to one by one.
 """
@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -55,13 +56,13 @@ def simulation(model: str, clients: int, trainer: str, steps: int) -> ef.Run:
     return ef.start(made, data, fleet, "fedavg", trainer=trainer, **settings)
 
 
-def milliseconds(run: ef.Run, round: int) -> float:
+def milliseconds(run: ef.Run, round: int, clock: Callable[[], float]) -> float:
     """One round's training of every client, without evaluation."""
     clients = np.arange(len(run.setup.data))
-    began = time.perf_counter()
+    began = clock()
     for _ in run.source.trainer.train(run.server.params, clients, round):
         pass
-    return 1000 * (time.perf_counter() - began)
+    return 1000 * (clock() - began)
 
 
 def main() -> None:
@@ -69,7 +70,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--models", nargs="+", default=["mlp", "small-cnn", *MADE_UP])
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true", help="count the process's own time, for a machine that is busy")
     arguments = parser.parse_args()
+    clock = time.process_time if arguments.cpu else time.perf_counter
     repeats, steps = arguments.repeats, arguments.steps
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads; median of {repeats} rounds of {steps} steps\n"
@@ -86,8 +89,8 @@ def main() -> None:
                 runs["compiled"] = simulation(model, clients, "compiled", steps)
                 ready = f"{time.perf_counter() - began:.0f}"
             for run in runs.values():
-                milliseconds(run, 0)  # warm up: the first call allocates
-            times = [[milliseconds(run, r) for run in runs.values()] for r in range(repeats)]
+                milliseconds(run, 0, clock)  # warm up: the first call allocates
+            times = [[milliseconds(run, r, clock) for run in runs.values()] for r in range(repeats)]
             one, *faster = (statistics.median(column) for column in zip(*times, strict=True))
             ratios = [f"{ms:.1f} | {one / ms:.1f}" for ms in faster] + ["refused | "] * (3 - len(runs))
             print(f"| {model} | {clients} | {one:.1f} | {' | '.join(ratios)} | {ready} |", flush=True)
