@@ -29,7 +29,7 @@ OUT, RESULT = Path("everfed-out/tasks"), ROOT / "docs/results/tasks.json"
 # Rates to try, extended where the best lies at an end; seeds to try them on; seeds of the results.
 PRESETS = {
     "smartwatch": ([0.05, 0.1, 0.2, 0.4], range(1000, 1003), range(10)),
-    "shakespeare": ([0.003, 0.01, 0.03], range(1000, 1002), range(5)),
+    "shakespeare": ([0.003, 0.01, 0.03], range(1000, 1001), range(5)),
     "lora": ([0.001, 0.003, 0.01, 0.03], range(1000, 1001), range(5)),
 }
 EXTEND = {"smartwatch": MOST_STEPS, "shakespeare": 1, "lora": 1}  # steps on one side; of text each takes minutes

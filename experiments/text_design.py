@@ -34,14 +34,14 @@ BASES: dict[str, tuple[dict[str, Any], int, float, int]] = {
     "base1": ({"plays": TWO[:1]}, 60, 0.003, 20),
     "base2": ({"plays": TWO}, 100, 0.003, 20),
     "base3": ({"plays": THREE}, 100, 0.001, 0),
-    "base27": ({"without": TEN}, 150, 0.003, 150),
+    "base27": ({"without": TEN}, 100, 0.003, 100),
 }
 # Rank (0: all parameters) and rate of what is trained on pooled roles.
 POOLED = {
     "base1": [(8, 0.01), (8, 0.03), (64, 0.003), (0, 0.002)],
     "base2": [(8, 0.01), (32, 0.003), (32, 0.01), (96, 0.003), (0, 0.002)],
     "base3": [(8, 0.01), (64, 0.003), (64, 0.01), (0, 0.002)],
-    "base27": [(8, 0.001), (8, 0.01), (32, 0.003), (0, 0.0005), (0, 0.002)],
+    "base27": [(8, 0.01), (32, 0.003), (0, 0.0005), (0, 0.002)],
 }
 LARGE = {"without": TWO, "least": 10_000}
 # Of FedAvg: the base, the roles, rank, rate, rounds, steps and batch of a round, rounds between evaluations.
