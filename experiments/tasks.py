@@ -5,7 +5,7 @@
 
 Rates are chosen on held-out training samples under seeds 1000 and on; results are of the clients' own test samples
 under seeds 0 and on. The preset 'lora' begins with the model that 'lora-base' trains first. Runs land in
-everfed-out/tasks and are resumed or skipped when started again. Text takes an hour or two on two cores.
+everfed-out/tasks and are resumed or skipped when started again. Text takes an hour on one core.
 """
 
 from __future__ import annotations
