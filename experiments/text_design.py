@@ -87,11 +87,11 @@ def first(raw: dict[str, Any], data: dict[str, Any]) -> float | None:
     """The accuracy before the first round."""
     setup = Setup(config.from_dict({**raw, "data": {"kind": "shakespeare", **data}, "seed": SEED}))
     found = setup.evaluator()(setup.layout.flatten(setup.module))
-    return found and found.accuracy
+    return found.accuracy if found else None
 
 
 def last(stored: StoredRun) -> float | None:
-    return stored.final and stored.final.accuracy
+    return stored.final.accuracy if stored.final else None
 
 
 def base(name: str) -> dict[str, Any]:
