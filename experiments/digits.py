@@ -24,7 +24,7 @@ from everfed.store import StoredRun
 from everfed.studies import sweep
 from everfed.studies.comparison import differences, summarize, unfinished
 from everfed.studies.seed_variance import seed_effects
-from everfed.studies.tuning import Tuned, tune
+from everfed.studies.tuning import MOST_STEPS, Tuned, tune
 
 ROOT = Path(__file__).parents[1]
 OUT, RESULT = Path("everfed-out/digits"), ROOT / "docs/results/digits.json"
@@ -53,12 +53,13 @@ def rated(
     jobs: int,
     methods: Sequence[str] = COMPARED,
     changes: Mapping[str, Any] | None = None,
+    extend: int = MOST_STEPS,
 ) -> Tuned:
-    """Rates for a preset, without those it has. changes: of its settings, by their dotted names."""
+    """Rates for a preset, without those it has. changes: of its settings, by their dotted names. extend: as in tune."""
     raw = {key: value for key, value in presets.content(preset).items() if key not in ("methods", "tuned_on")}
     for key, value in (changes or {}).items():
         config.change(raw, key, value)
-    return tune(raw, {"client.lr": rates}, methods=methods, seeds=seeds, out=out / "tune", jobs=jobs)
+    return tune(raw, {"client.lr": rates}, methods=methods, seeds=seeds, out=out / "tune", extend=extend, jobs=jobs)
 
 
 def trained(found: Tuned, seeds: range, out: Path, jobs: int) -> list[tuple[str, StoredRun]]:

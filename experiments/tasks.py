@@ -5,7 +5,7 @@
 
 Rates are chosen on held-out training samples under seeds 1000 and on; results are of the clients' own test samples
 under seeds 0 and on. The preset 'lora' begins with the model that 'lora-base' trains first. Runs land in
-everfed-out/tasks and are resumed or skipped when started again. Text takes an hour or two on two cores.
+everfed-out/tasks and are resumed or skipped when started again. Text takes an hour on one core.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from digits import arguments, compared, rated, tables, trained
 
 from everfed import presets
 from everfed.run import config
+from everfed.stats import summarize
 from everfed.store.export import export_model
 from everfed.studies import sweep
+from everfed.studies.tuning import MOST_STEPS, VALIDATION
 
 ROOT = Path(__file__).parents[1]
 OUT, RESULT = Path("everfed-out/tasks"), ROOT / "docs/results/tasks.json"
 # Rates to try, extended where the best lies at an end; seeds to try them on; seeds of the results.
 PRESETS = {
     "smartwatch": ([0.05, 0.1, 0.2, 0.4], range(1000, 1003), range(10)),
-    "shakespeare": ([0.001, 0.003, 0.01], range(1000, 1001), range(3)),
-    "lora": ([0.001, 0.003, 0.01], range(1000, 1001), range(3)),
+    "shakespeare": ([0.003, 0.01, 0.03], range(1000, 1001), range(5)),
+    "lora": ([0.001, 0.003, 0.01, 0.03], range(1000, 1001), range(5)),
 }
+EXTEND = {"smartwatch": MOST_STEPS, "shakespeare": 1, "lora": 1}  # steps on one side; of text each takes minutes
 
 
 def base(path: Path) -> dict[str, Any]:
@@ -42,15 +45,23 @@ def base(path: Path) -> dict[str, Any]:
     return {"accuracy": stored.final.accuracy, "loss": stored.final.loss}
 
 
-def before(preset: str) -> float:
-    """The accuracy before the first round, on the same test set as the results of seed 0."""
+def before(raw: dict[str, Any], seeds: range) -> dict[str, Any]:
+    """The accuracy before the first round, on the samples that runs of these seeds are evaluated on."""
     from everfed.run.setup import Setup
 
-    setup = Setup(config.from_dict({**presets.content(preset), "seed": 0}))
-    found = setup.evaluator()(setup.layout.flatten(setup.module))
-    assert found is not None
-    assert found.accuracy is not None
-    return found.accuracy
+    found = {}
+    for seed in seeds:
+        setup = Setup(config.from_dict({**raw, "seed": seed}))
+        metrics = setup.evaluator()(setup.layout.flatten(setup.module))
+        assert metrics is not None
+        assert metrics.accuracy is not None
+        found[seed] = metrics.accuracy
+    return {"mean": sum(found.values()) / len(found), "seeds": found}
+
+
+def gained(accuracies: list[float], first: dict[str, Any]) -> dict[str, Any]:
+    """What was gained over the first model, seed by seed."""
+    return summarize([end - start for end, start in zip(accuracies, first["seeds"].values(), strict=True)]).to_dict()
 
 
 def over_clients(stored: list[Any]) -> dict[str, float]:
@@ -67,8 +78,10 @@ def main() -> None:
         rates, tuned_on, seeds = PRESETS[preset]
         if preset == "lora":
             more["base"] = base(Path(presets.content("lora")["model"]["pretrained"]))
-            more["before"] = before("lora")
-        found = rated(preset, rates, tuned_on, OUT / preset, options.jobs)
+            raw = presets.content("lora")
+            more["before"] = before(raw, seeds)
+            more["before_tuning"] = before({**raw, "validation": VALIDATION}, tuned_on)
+        found = rated(preset, rates, tuned_on, OUT / preset, options.jobs, extend=EXTEND[preset])
         labelled = trained(found, seeds, OUT / preset, options.jobs)
         results[preset] = {**compared(found, seeds, labelled), **more}
         results[preset]["seconds"] = round(time.perf_counter() - began)
@@ -76,6 +89,8 @@ def main() -> None:
             row["over_clients"] = over_clients(
                 [run for label, run in labelled if label == method and run.state == "done"]
             )
+            if "before" in more and method not in results[preset]["diverged"]:
+                row["gain"] = gained(results[preset]["accuracies"][method], more["before"])
         ordered = {name: results[name] for name in PRESETS if name in results}
         RESULT.write_text(json.dumps(ordered, indent=1, allow_nan=False) + "\n")
         print(f"\n## {preset}\n\n{tables(results[preset])}\n", flush=True)

@@ -125,6 +125,47 @@ def test_a_role_that_rises_keeps_its_client_only_in_its_own_play():
     assert set(roles(play, "henry_vi_part_2")) == {"Gloster", "King Richard"}
 
 
+SONGS = """ACT I.
+
+CAT.
+I hear a song.
+
+[{}]{}
+  Mice are nice,
+  mice are nice.
+
+DOG.
+Woof.
+"""
+
+
+@pytest.mark.parametrize("below", ["", "\n"])
+def test_a_direction_above_a_song_says_who_sings_or_that_nobody_is_named(below):
+    for direction in ("DOG sings", "Dog sings.", "DOG'S SONG.", "Dog's song"):
+        song = "Mice are nice,\nmice are nice."
+        assert roles(SONGS.format(direction, below)) == {"Cat": "I hear a song.", "Dog": f"{song}\nWoof."}, direction
+    for direction in ("SONG", "Song.", "A Song, while CAT looks\nat the moon."):
+        assert roles(SONGS.format(direction, below)) == {"Cat": "I hear a song.", "Dog": "Woof."}, direction
+    for direction in ("Sings.", "Music and song within", "A Welsh song by DOG", "DOG plays and sings till he sleeps."):
+        assert "nice" in roles(SONGS.format(direction, below))["Cat"], direction  # who goes on, as always
+
+
+def test_a_name_of_two_people_is_told_by_the_act_in_its_own_play():
+    from everfed.data.plays import _BY_ACT
+
+    for number in ("V", "5", "FIFTH"):
+        play = f"ACT I.\n\nKING.\nOld.\n\nACT {number}.\n\nSCENE I.\n\nKING.\nYoung.\n\nPRINCE.\nMe.\n"
+        assert roles(play, "henry_iv_part_2") == {"King": "Old.", "Prince": "Young.\nMe."}
+        assert roles(play, "henry_iv_part_1")["King"] == "Old.\nYoung."
+    for play, pairs in _BY_ACT.items():
+        for pair in pairs.split(", "):
+            printed, role = pair.split("=")
+            name, act = printed.rsplit(" ", 1)
+            assert roles(f"ACT I.\n\nACT {act}.\n\n{name}.\nThis is what I say.\n", play) == {
+                role: "This is what I say."
+            }
+
+
 def test_every_name_in_the_table_of_same_roles_is_told_from_speech():
     """Both spellings lead to one role."""
     from everfed.data.plays import _SAME
@@ -375,15 +416,30 @@ def test_the_plays_have_their_roles_and_no_stage_directions():
     size = {writer.name: len(writer.text) for writer in found}
     large = {name: n for name, n in size.items() if n >= 500}
     assert len({writer.about["play"] for writer in found}) == 37
-    assert (len(size), len(large)) == (1266, 788)
+    assert (len(size), len(large)) == (1267, 789)
     largest = sorted(large, key=large.get, reverse=True)
     assert largest[0] == "hamlet/Hamlet"
     assert {"othello/Iago", "henry_iv_part_1/Falstaff", "henry_iv_part_2/Falstaff"} <= set(largest[:20])
     lines = [line for writer in found for line in writer.text.split("\n")]
+    said = {writer.name: writer.text for writer in found}
+    for line, whose in {
+        "Full fathom five": "tempest/Ariel",
+        "Come unto these yellow sands": "tempest/Ariel",
+        "Sigh no more, ladies, sigh": "much_ado_about_nothing/Balthazar",
+        "Tell me where is fancy bred": "",
+        "Who is Silvia?": "",
+        "This new and gorgeous garment": "henry_iv_part_2/Prince",
+        "I know thee not, old man": "henry_iv_part_2/Prince",
+        "Uneasy lies the head": "henry_iv_part_2/King",
+        "Laud be to God!": "henry_iv_part_2/King",
+        "Finds brotherhood in thee": "richard_ii/Duchess Of Gloucester",
+        "Here comes my son Aumerle": "richard_ii/Duchess Of York",
+    }.items():
+        assert [name for name, text in said.items() if line in text] == ([whose] if whose else []), line
     for mark in ("[", "]", "{", "}", "Exeunt", "Re-enter", "SCENE ", "Gutenberg"):
         assert not [line for line in lines if mark in line], mark
     data = ef.load("shakespeare")
-    assert len(data.owners) == 788
+    assert len(data.owners) == 789
     assert len(data.x) + len(data.test_x) == sum(-(-(n - 1) // 80) for n in large.values())
     assert (data.x == OTHER).sum() + (data.test_x == OTHER).sum() < 20
 

@@ -1,8 +1,9 @@
 """Who says what in a play: speeches from the texts of Project Gutenberg, without stage directions and headings.
 
 A speech is a paragraph whose first line is the speaker's name ("HAMLET.", "Ham.", "1 Clown."); paragraphs without one
-continue the last speech. Text before the first name of a scene is nobody's (unsigned prologues and songs), and so is
-what several say at once ("ALL.", "BOTH.", "Hor. and Mar."): it is left out.
+continue the last speech. A direction above a song names its singer ("[ARIEL sings]"), or nobody ("[SONG]"). Text before
+the first name of a scene is nobody's (unsigned prologues and songs), and so is what several say at once ("ALL.",
+"BOTH.", "Hor. and Mar."): it is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ _NUMBER = r"([IVX]+|\d+|FIRST|SECOND|THIRD|FOURTH|FIFTH)\b"
 _HEADING = re.compile(rf"(ACT|SCENE)\.? *{_NUMBER}.*", re.IGNORECASE)
 # Alone in their paragraph; in A Midsummer Night's Dream "PROLOGUE" speaks.
 _TITLE = re.compile(r"(THE )?(PROLOGUE|EPILOGUE|INDUCTION|END|SONG|DIRGE)\.?", re.IGNORECASE)
+# Directions of a line of their own that say who sings what follows.
+_SINGER = re.compile(r"^[ \t]*[\[{]([A-Z][A-Za-z]+)(?i: sings|'s song)\.?[\]}][ \t]*$", re.MULTILINE)
+_SONG = re.compile(r"^[ \t]*[\[{](A )?song\b[^\[\]{}]*[\]}][ \t]*$", re.MULTILINE | re.IGNORECASE)
 # Within a paragraph. The printers mixed up the brackets, nested and forgot them.
 _DIRECTION = re.compile(r" *[\[{](?:[^\[\]{}\n]|\n(?!\s*\n))*[\]}]")
 _UNCLOSED = re.compile(r" *[\[{].*", re.DOTALL)
@@ -52,6 +56,7 @@ _SAME: dict[str, str] = {
     "FIRST SERV=First Servant, SECOND SERV=Second Servant, THIRD SERV=Third Servant, HER=Herald, CAPT=Captain, "
     "OFF=Officer",
     "merchant_of_venice": "DUKE OF VENICE=Duke",
+    "much_ado_about_nothing": "BALTHASAR=Balthazar",
     "midsummer_nights_dream": "MOON=Moonshine",
     "pericles": "PERACLES=Pericles, HELICANE=Helicanus, HELCANUS=Helicanus",
     "richard_ii": "HENRY PERCY=Percy",
@@ -62,24 +67,31 @@ _SAME: dict[str, str] = {
     "troilus_and_cressida": "ANDARUS=Pandarus, AGAME=Agamemnon",
     "twelfth_night": "AGUE-CHEEK=Sir Andrew",
 }
+# Names that are two people's, by play: the name, the act (a digit), and who it is there.
+_BY_ACT: dict[str, str] = {
+    "henry_iv_part_2": "KING 5=Prince",
+    "richard_ii": "DUCHESS 1=Duchess Of Gloucester, DUCHESS 5=Duchess Of York",
+}
+_ACTS = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "FIRST": 1, "SECOND": 2, "THIRD": 3, "FOURTH": 4, "FIFTH": 5}
 
 
 def roles(text: str, play: str = "") -> dict[str, str]:
     """What each role of a play says, line by line, in the order of the first words. play: its name, as in `_SAME`."""
     found: dict[str, list[str]] = {}
-    for speaker, lines in speeches(text):
-        role = _role(speaker, play)
+    for act, speaker, lines in speeches(text):
+        role = _role(speaker, play, act)
         if role:
             found.setdefault(role, []).extend(lines)
     return {role: "\n".join(lines) for role, lines in found.items() if lines}
 
 
-def speeches(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(the speaker as printed, in capitals; lines), for the whole play."""
+def speeches(text: str) -> Iterator[tuple[int, str, list[str]]]:
+    """(the act; the speaker as printed, in capitals; lines), for the whole play."""
     paragraphs = list(_paragraphs(text))
     known = _speakers(paragraphs) | _NOBODY
-    speaker = ""
+    act, speaker = 0, ""
     for lines in paragraphs:
+        act = _act(lines[0]) or act
         if _HEADING.fullmatch(lines[0]) or (len(lines) == 1 and _TITLE.fullmatch(lines[0])):
             speaker = ""
             continue
@@ -90,12 +102,20 @@ def speeches(text: str) -> Iterator[tuple[str, list[str]]]:
             name, rest = _named(line, known, number == 0)
             if name:
                 if speaker and spoken:
-                    yield speaker, spoken
+                    yield act, speaker, spoken
                 speaker, spoken = name, [rest] * bool(rest)
             else:
                 spoken.append(line)
         if speaker and spoken:
-            yield speaker, spoken
+            yield act, speaker, spoken
+
+
+def _act(line: str) -> int:
+    """The act that a heading begins; 0 if it is none."""
+    found = _HEADING.fullmatch(line)
+    if not found or found[1].upper() != "ACT":
+        return 0
+    return _ACTS.get(found[2].upper()) or (int(found[2]) if found[2].isdigit() else 0)
 
 
 def _paragraphs(text: str) -> Iterator[list[str]]:
@@ -108,6 +128,7 @@ def _paragraphs(text: str) -> Iterator[list[str]]:
 
 
 def _without_directions(text: str) -> str:
+    text = _SONG.sub("SONG.", _SINGER.sub(lambda found: f"{found[1].upper()}.", text))
     shorter = _DIRECTION.sub("", text)
     while shorter != text:  # those that were nested
         text, shorter = shorter, _DIRECTION.sub("", shorter)
@@ -144,9 +165,12 @@ def _named(line: str, known: set[str], first: bool) -> tuple[str, str]:
     return "", ""
 
 
-def _role(speaker: str, play: str) -> str:
+def _role(speaker: str, play: str, act: int = 0) -> str:
     """The name of the one who speaks, or nothing if that is not one."""
     if _GROUP.match(speaker) or speaker in _NOBODY or (speaker == "CHORUS" and play == "midsummer_nights_dream"):
         return ""
     same = dict(pair.split("=") for pair in _SAME.get(play, "").split(", ") if pair)
-    return same.get(speaker) or " ".join(word.capitalize() for word in speaker.split())
+    by_act = dict(pair.split("=") for pair in _BY_ACT.get(play, "").split(", ") if pair)
+    return (
+        by_act.get(f"{speaker} {act}") or same.get(speaker) or " ".join(word.capitalize() for word in speaker.split())
+    )
