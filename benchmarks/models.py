@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--precisions", nargs="+", default=["bf16", "float32"])
-    parser.add_argument("--trainers", nargs="+", default=["auto", "batched"])
+    parser.add_argument("--trainers", nargs="+", default=["auto", "compiled", "batched"])
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES), help="with auto alone")
     parser.add_argument("--clients", type=int, default=40)
     parser.add_argument("--batch", type=int, default=20)

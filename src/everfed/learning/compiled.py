@@ -19,6 +19,7 @@ from everfed.errors import first_line
 from everfed.learning.recorded import near, own_numbers
 from everfed.learning.task import CannotTrainError
 from everfed.learning.tracing import traced
+from everfed.showing.progress import Bars, view
 
 Key = tuple[Tensor, Tensor]  # the seed as two words, so that a program serves all seeds
 Shared = dict[str, Tensor]  # frozen parameters and buffers, which all clients have in common
@@ -30,6 +31,7 @@ _MOST_OPERATIONS = 5000  # compiling takes some minutes from here on, as for LST
 _EXAMPLES, _EXAMPLE_BYTES = 32, 1 << 28
 # These add at places that data choose. Compiled, threads would add in any order, and bits would change from run to run.
 _SCATTERING = {"index_put", "index_put_", "scatter_add", "scatter_add_", "index_add", "index_add_", "scatter_reduce"}
+_SHOWN = "compiling"
 
 
 class Given(NamedTuple):
@@ -149,9 +151,11 @@ def _program(graph: fx.GraphModule, fakes: Sequence[Tensor]) -> Callable[..., An
     try:
         from torch._inductor import standalone_compile
 
-        with warnings.catch_warnings():  # advice to people who tune the compiler
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(), Bars({_SHOWN: 1}, view(), delay_s=0.0) as bars:
+            bars.update(_SHOWN, 0)  # it may take a minute
+            warnings.simplefilter("ignore")  # advice to people who tune the compiler
             program: Callable[..., Any] = standalone_compile(graph, list(fakes), dynamic_shapes="from_graph")
+            bars.update(_SHOWN, 1)
     except Exception as error:  # a compiler that is missing, or one that gives up
         raise CannotTrainError(f"torch's compiler fails ({first_line(error)})") from error
     return program
