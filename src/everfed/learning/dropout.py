@@ -88,6 +88,9 @@ class counted_dropout(TorchFunctionMode):
         if recurrent.applies(func, args):
             self.needed |= self.under_vmap
             return recurrent.stacked(func, self._dropped, self.under_vmap, *args)
+        if func is F.linear and self.under_vmap and (args[0] if args else kwargs["input"]).ndim > 2:
+            self.needed = True
+            return vmapped.linear(*args, **kwargs)
         if func in self.replaced:
             self.needed = True
             return self.replaced[func](*args, **kwargs)

@@ -65,6 +65,12 @@ def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
     return direction * (length / present)
 
 
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear of sequences and the like: under vmap, torch would copy a client's weights for each of its samples."""
+    rows = F.linear(input.reshape(-1, input.shape[-1]), weight, bias)
+    return rows.reshape(*input.shape[:-1], rows.shape[-1])
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.bilinear: _bilinear,
